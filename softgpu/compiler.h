@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+// What the driver half of the software device (softgpu/driver, softgpu/runtime) needs from the
+// compiler half (softgpu/ptx, passes, llvm, exec). Nothing else crosses between the two.
+namespace fargpu::softgpu {
+
+struct KernelParam {
+  uint32_t offset = 0;  // in the parameter block, bytes
+  uint32_t size = 0;    // bytes
+};
+
+struct KernelInfo {
+  std::string name;
+  std::vector<KernelParam> params;
+  uint32_t param_bytes = 0;
+  uint32_t static_shared_bytes = 0;
+  uint32_t local_bytes = 0;  // per thread
+  uint32_t const_bytes = 0;
+  uint32_t max_threads_per_block = 1024;  // smaller with .maxntid
+  uint32_t registers = 0;                 // estimate, at most 255; cuFuncGetAttribute reports it
+  int ptx_version = 0;                    // 90 for ISA 9.0
+  int binary_version = 0;                 // 75 for .target sm_75
+};
+
+enum class VariableSpace { kGlobal, kConst };
+
+struct VariableInfo {
+  std::string name;
+  VariableSpace space = VariableSpace::kGlobal;
+  uint64_t size = 0;
+  uint32_t alignment = 1;
+  bool managed = false;
+};
+
+struct Dim3 {
+  uint32_t x = 1, y = 1, z = 1;
+};
+
+struct LaunchConfig {
+  Dim3 grid;
+  Dim3 block;
+  uint32_t dynamic_shared_bytes = 0;
+  bool cooperative = false;             // all blocks are alive at once
+  absl::Span<const char> params;        // KernelInfo::param_bytes, laid out as KernelInfo::params says
+  std::function<void(absl::string_view)> printf_sink;  // formatted text of device printf
+};
+
+// One loaded program: one or more PTX modules linked together (several for -rdc=true). Immutable
+// after BindVariables; all methods may be called from any thread.
+class Program {
+ public:
+  // Parses and links. Only syntax and link errors are reported here, with line and column, and are
+  // appended to `log`; an instruction we lack fails when its kernel is launched. kInvalidArgument:
+  // PTX is wrong (CUDA_ERROR_INVALID_PTX).
+  static absl::StatusOr<std::unique_ptr<Program>> Link(absl::Span<const std::string> ptx_modules,
+                                                       std::string* log);
+  virtual ~Program() = default;
+
+  virtual const std::vector<KernelInfo>& kernels() const = 0;
+  virtual const std::vector<VariableInfo>& variables() const = 0;
+
+  // Tells where each variable lies in device memory, once, before the first launch.
+  virtual void BindVariables(absl::Span<const uint64_t> addresses) = 0;
+  // The initial bytes of a variable after BindVariables (initialisers may hold addresses).
+  virtual std::vector<char> InitialContents(size_t variable) const = 0;
+
+  // Runs the whole grid on the process-wide pool of threads and returns when its last block has
+  // ended. Compiles on first use. CUDA errors as by common/cuda_error.h: a wild address is
+  // CUDA_ERROR_ILLEGAL_ADDRESS, trap is CUDA_ERROR_LAUNCH_FAILED, an instruction we lack
+  // CUDA_ERROR_NOT_SUPPORTED... with a message that names kernel, line and instruction.
+  virtual absl::Status Launch(size_t kernel, const LaunchConfig& config) = 0;
+};
+
+// The address range in which all device memory lies. Reserved (PROT_NONE) once per process by
+// DeviceWindow(); memory is made accessible by the driver half. The size is a power of two and the
+// base a multiple of it, so that compiled code checks an address by one shift and compare.
+struct AddressWindow {
+  uint64_t base = 0;
+  uint64_t size = 0;
+};
+// Defined by softgpu/runtime/device_window.cc.
+AddressWindow DeviceWindow();
+
+}  // namespace fargpu::softgpu
