@@ -93,4 +93,12 @@ struct AddressWindow {
 // Defined by softgpu/runtime/device_window.cc.
 AddressWindow DeviceWindow();
 
+// Takes `bytes` (rounded up to whole pages) of the window and makes them readable and writable,
+// zeroed; the pages before and after stay inaccessible. The executor keeps shared memory, local
+// memory and kernel parameters there, so that generic addresses are plain addresses. The memory
+// is not charged to any quota. Returns 0 when the window is exhausted. Any thread.
+uint64_t ReserveWindowRange(uint64_t bytes);
+// Gives back what ReserveWindowRange returned, with the same size.
+void ReleaseWindowRange(uint64_t address, uint64_t bytes);
+
 }  // namespace fargpu::softgpu
