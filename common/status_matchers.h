@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 
 #include "common/cuda_error.h"
+#include "common/status_macros.h"
 
 // Matchers for tests: EXPECT_THAT(status, IsOk()), StatusIs(code), IsCudaError(CUDA_ERROR_...).
 namespace fargpu {
