@@ -1,10 +1,8 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <thread>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -34,6 +32,11 @@ struct LinkOptions {
   absl::Duration dead_after = absl::Seconds(5);  // nothing heard for so long: the peer is dead
   // How long a waiting thread polls before it sleeps on the event fd. Zero when cores are short.
   absl::Duration spin = absl::Microseconds(50);
+  // The side that waits for requests keeps polling for up to so long while the peer is active; how
+  // long exactly follows the gaps between what arrives. Zero: `spin` and nothing more.
+  absl::Duration active_spin = absl::ZeroDuration();
+  // FARGPU_SPIN_US in the environment, where set, replaces `spin` and is the limit of
+  // `active_spin`.
 };
 
 // One side of a session's data path, the same on client and worker: numbers and acknowledges
@@ -42,7 +45,8 @@ struct LinkOptions {
 // Frames that arrive go to `handler`, one at a time and in order, called by a thread that is inside
 // WaitUntil() (it polls, so a reply needs no thread switch) or, while none is, by the link's own
 // thread, which otherwise sleeps on the event fd: an idle link costs no CPU. The handler must be
-// quick and must not call WaitUntil; it may Send. Heartbeats and opening frames do not reach it.
+// quick and must not call WaitUntil; it may Send. Heartbeats and opening frames do not reach it. A
+// goodbye frame does, and then the link is dead: kUnavailable "the peer said goodbye".
 //
 // The link's own thread also sends heartbeats. No CUDA call ever runs on it, so a worker whose
 // card hangs stays alive for its peer.
@@ -51,15 +55,16 @@ class Link {
   using Handler = std::function<void(IncomingFrame)>;
   using DeathHandler = std::function<void(const absl::Status& cause)>;
 
-  // `on_death` is called once, by any thread, when the peer is gone (kUnavailable) or sent nonsense
-  // (kInvalidArgument); not when the link is destroyed.
+  // `on_death` is called once, by a thread that is in WaitUntil or by the link's own, when the peer
+  // is gone (kUnavailable) or sent nonsense (kInvalidArgument); not when the link is destroyed.
   static std::unique_ptr<Link> Start(std::unique_ptr<Connection> connection, LinkOptions options,
                                      Handler handler, DeathHandler on_death);
   // Ends the link's thread. Does not wait for the peer; frames not yet sent may be lost.
   virtual ~Link() = default;
 
-  // Any thread. Frames leave in the order of these calls. `body` is copied, `bulk` is borrowed until
-  // WaitSent(ticket) returns OK. Fails with the cause of death once the link is dead.
+  // Any thread. Frames leave in the order of these calls. `body` is copied, `bulk` is borrowed
+  // until WaitSent(ticket) returns OK or the cause of death. Fails with the cause of death once the
+  // link is dead; kInvalidArgument, and the link lives on, when body or bulk are over the limits.
   virtual absl::StatusOr<SendTicket> Send(wire::FrameKind kind, uint16_t record_count,
                                           uint64_t first_call, absl::Span<const char> body,
                                           absl::Span<const char> bulk) = 0;
@@ -78,7 +83,8 @@ class Link {
   virtual std::string Describe() const = 0;
 
   // After fork() in the child: gives up all resources without touching the parent's connection:
-  // closes the child's copies of the descriptors, joins nothing, frees nothing that UCX owns.
+  // closes the child's copies of the descriptors, joins nothing, frees nothing that UCX owns. The
+  // link may be destroyed afterwards; nothing else may be called.
   virtual void AbandonAfterFork() = 0;
 };
 
