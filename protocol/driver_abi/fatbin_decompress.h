@@ -13,7 +13,8 @@
 // needs zstd and lz4, which the client library must not.
 namespace fargpu::driver_abi {
 
-inline constexpr uint64_t kMaxEntryBytes = uint64_t{1} << 30;
+// The largest PTX text in NVIDIA's own libraries has a few MiB.
+inline constexpr uint64_t kMaxEntryBytes = uint64_t{256} << 20;
 
 // The entry's contents. kInvalidArgument for damaged data or a size that does not agree with the
 // header; kResourceExhausted if the entry claims more than `limit` bytes (checked before anything

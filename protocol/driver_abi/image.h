@@ -14,6 +14,9 @@
 // The images that cuModuleLoadData, cuLibraryLoadData and friends take: what they are, how long
 // they are, what is in them, and how to build them again in another process. Decompression is in
 // fatbin_decompress.h, because the client library does without it.
+//
+// What is no image, or a damaged one, is CUDA_ERROR_INVALID_IMAGE with a message that names the
+// place, the value and the limit.
 namespace fargpu::driver_abi {
 
 // Values travel on the wire: never change one.
@@ -24,6 +27,15 @@ enum class ImageKind : uint8_t {
   kElf = 4,                  // a cubin
   kPtx = 5,                  // text
 };
+
+// What nvcc puts into a program's .nvFatBinSegment and the runtime passes on.
+struct FatbinWrapper {
+  uint32_t magic = 0x466243B1;
+  uint32_t version = 1;
+  const void* container = nullptr;
+  const void* const* links = nullptr;  // null-terminated; version 2 only
+};
+static_assert(sizeof(FatbinWrapper) == 24);
 
 // An image as pieces of memory that can be shipped. Every kind has exactly one part, except
 // kLinkedFatbinWrapper: parts[0] is what nvlink linked (an empty span or a container without
@@ -36,17 +48,14 @@ struct Image {
 
 // Recognises an image of this process from its address alone, as a driver must, and measures it.
 // The program vouches for the memory, so only what an image says of itself is checked.
-// kInvalidArgument: no known image. The parts borrow the program's memory.
+// The parts borrow the program's memory.
 absl::StatusOr<Image> ImageParts(const void* image);
 
 // Bounds-checks `parts` that came from a peer: number, sizes and structure of each, as `kind` asks.
 absl::Status CheckImage(ImageKind kind, absl::Span<const absl::Span<const char>> parts);
 
-enum class EntryKind : uint16_t {
-  kPtx = 1,
-  kElf = 2,
-  kLtoIr = 8
-};  // others exist; kept as numbers
+// Other kinds exist; they are kept as numbers.
+enum class EntryKind : uint16_t { kPtx = 1, kElf = 2, kLtoIr = 8 };
 enum class Compression { kNone, kLz4, kZstd };
 
 struct FatbinEntry {
@@ -61,8 +70,8 @@ struct FatbinEntry {
   absl::Span<const char> whole;    // header, payload and padding
 };
 
-// Lists the entries of one container. Every byte is treated as hostile: kInvalidArgument names the
-// entry, the value and the limit. The entries borrow from `container`.
+// Lists the entries of one container, of which every byte is treated as hostile. The entries borrow
+// from `container`.
 absl::StatusOr<std::vector<FatbinEntry>> FatbinEntries(absl::Span<const char> container);
 
 // A container with only `entries`, in their order.
@@ -76,7 +85,8 @@ struct FatbinTarget {
 };
 
 // Drops what a driver would not look at on `target`: cubins of another major capability or a higher
-// one, and PTX other than BestPtx. Never drops the last entry of the kinds the target can use.
+// one, PTX other than BestPtx, LTO-IR unless `links`. Should nothing be left for a target that runs
+// cubins, the container stays whole: the driver then gives the error of its own.
 absl::StatusOr<std::string> TrimFatbin(absl::Span<const char> container,
                                        const FatbinTarget& target);
 
@@ -103,15 +113,10 @@ class ReassembledImage {
  private:
   ReassembledImage() = default;
 
-  struct Wrapper;
-  struct WrapperDeleter {
-    void operator()(Wrapper* wrapper) const;
-  };
-
   ImageKind kind_ = ImageKind::kFatbin;
   std::vector<std::string> parts_;
   std::unique_ptr<const void*[]> links_;  // the null-terminated list of a version 2 wrapper
-  std::unique_ptr<Wrapper, WrapperDeleter> wrapper_;
+  std::unique_ptr<FatbinWrapper> wrapper_;
   const void* data_ = nullptr;
 };
 
