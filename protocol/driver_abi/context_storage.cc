@@ -29,9 +29,13 @@ struct Entry {
 
 // Slots with linear probing, at most half full.
 struct Table {
-  explicit Table(size_t slot_count) : mask(slot_count - 1), slots(new Slot[slot_count]) {}
+  Table(size_t slot_count, Table* smaller_table)
+      : mask(slot_count - 1), slots(new Slot[slot_count]), smaller(smaller_table) {}
   const size_t mask;
   Slot* const slots;
+  // The table before this one. Readers may still look at it, so it is never freed. Sizes double:
+  // what is kept is less than what is in use.
+  Table* const smaller;
 };
 
 size_t Hash(CUcontext context, const void* key) {
@@ -80,9 +84,7 @@ class Storage {
       return;
     }
     if ((used_ + 1) * 2 > table->mask + 1) {
-      // Readers may still look at the old table, so it is never freed. Sizes double: what is kept
-      // is less than what is in use.
-      Table* larger = new Table((table->mask + 1) * 2);
+      Table* larger = new Table((table->mask + 1) * 2, table);
       for (const Entry& old : Entries(*table)) Insert(larger, old);
       BeginChange();
       table_.store(larger, std::memory_order_release);
@@ -190,7 +192,7 @@ class Storage {
   }
 
   std::atomic<uint64_t> sequence_{0};
-  std::atomic<Table*> table_{new Table(64)};
+  std::atomic<Table*> table_{new Table(64, nullptr)};
   Mutex mutex_;
   size_t used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
