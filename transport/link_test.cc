@@ -35,13 +35,13 @@ LinkOptions Quick() {
 
 // One end of a link and what it has seen.
 struct End {
-  std::unique_ptr<Link> link;
   std::atomic<uint64_t> frames{0};
   std::atomic<uint64_t> last_first_call{0};
   std::atomic<int> deaths{0};
   std::function<void(IncomingFrame)> also;
   Mutex mutex;
   absl::Status cause;
+  std::unique_ptr<Link> link;  // destroyed before what its handlers use
 
   void Start(std::unique_ptr<Connection> connection, LinkOptions options) {
     link = Link::Start(

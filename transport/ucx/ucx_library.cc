@@ -1,0 +1,164 @@
+#include "transport/ucx/ucx_library.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "common/log.h"
+#include "common/mutex.h"
+
+namespace fargpu::transport {
+namespace {
+
+// Read by UCX's constructors, so they must be there while it is loaded and may go afterwards.
+constexpr std::pair<const char*, const char*> kEnvironment[] = {
+    {"UCX_HANDLE_ERRORS", "none"},  // no handlers for SIGSEGV and the like: the program has its own
+    {"UCX_ERROR_SIGNALS", ""},
+    {"UCX_MEM_EVENTS", "n"},  // no patching of mmap, munmap...
+    {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+    {"UCX_VFS_ENABLE", "n"},  // no extra thread before a worker exists
+    {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+    {"UCX_LOG_LEVEL", "fatal"},  // prints nothing: errors come back as codes
+};
+
+// Sets variables and puts back what was there.
+class ScopedEnvironment {
+ public:
+  ScopedEnvironment() {
+    for (const auto& [name, value] : kEnvironment) {
+      const char* before = std::getenv(name);
+      saved_.push_back(before == nullptr ? std::nullopt : std::optional<std::string>(before));
+      setenv(name, value, /*overwrite=*/1);
+    }
+  }
+  ~ScopedEnvironment() {
+    for (size_t i = 0; i < saved_.size(); ++i) {
+      if (saved_[i].has_value()) {
+        setenv(kEnvironment[i].first, saved_[i]->c_str(), /*overwrite=*/1);
+      } else {
+        unsetenv(kEnvironment[i].first);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::optional<std::string>> saved_;
+};
+
+absl::StatusOr<const UcxLibrary*> Load() {
+  const char* chosen = std::getenv("FARGPU_UCX_LIBRARY");
+  const char* name = chosen != nullptr && chosen[0] != '\0' ? chosen : "libucp.so.0";
+  DescriptorSweep sweep;
+  void* handle = nullptr;
+  {
+    ScopedEnvironment environment;
+    handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  }
+  if (handle == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("cannot load UCX: ", dlerror()));
+  }
+  sweep.Take();
+
+  auto library = std::make_unique<UcxLibrary>();
+  const char* missing = nullptr;
+  const auto find = [&](auto* function, const char* symbol) {
+    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(handle, symbol));
+    if (*function == nullptr) missing = symbol;
+  };
+  find(&library->get_version, "ucp_get_version");
+  find(&library->config_read, "ucp_config_read");
+  find(&library->config_modify, "ucp_config_modify");
+  find(&library->config_release, "ucp_config_release");
+  find(&library->init_version, "ucp_init_version");
+  find(&library->cleanup, "ucp_cleanup");
+  find(&library->worker_create, "ucp_worker_create");
+  find(&library->worker_destroy, "ucp_worker_destroy");
+  find(&library->worker_query, "ucp_worker_query");
+  find(&library->worker_release_address, "ucp_worker_release_address");
+  find(&library->worker_get_efd, "ucp_worker_get_efd");
+  find(&library->worker_arm, "ucp_worker_arm");
+  find(&library->worker_progress, "ucp_worker_progress");
+  find(&library->worker_set_am_recv_handler, "ucp_worker_set_am_recv_handler");
+  find(&library->ep_create, "ucp_ep_create");
+  find(&library->ep_close_nbx, "ucp_ep_close_nbx");
+  find(&library->ep_flush_nbx, "ucp_ep_flush_nbx");
+  find(&library->ep_print_info, "ucp_ep_print_info");
+  find(&library->am_send_nbx, "ucp_am_send_nbx");
+  find(&library->am_recv_data_nbx, "ucp_am_recv_data_nbx");
+  find(&library->am_data_release, "ucp_am_data_release");
+  find(&library->request_check_status, "ucp_request_check_status");
+  find(&library->request_free, "ucp_request_free");
+  // In libucs, which libucp needs: dlsym on the handle searches that too.
+  find(&library->status_string, "ucs_status_string");
+  if (missing != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(name, " has no function ", missing));
+  }
+  unsigned major = 0, minor = 0, release = 0;
+  library->get_version(&major, &minor, &release);
+  if (major != 1 || minor < 13) {
+    return absl::FailedPreconditionError(absl::StrCat("UCX ", major, ".", minor, ".", release,
+                                                      " is not supported; 1.13 or later 1.x is"));
+  }
+  FARGPU_LOG(kDebug, "UCX ", major, ".", minor, ".", release, " loaded from ", name);
+  return library.release();  // for the life of the process
+}
+
+std::vector<int> OpenDescriptors() {
+  std::vector<int> result;
+  DIR* folder = opendir("/proc/self/fd");
+  if (folder == nullptr) return result;
+  while (const dirent* entry = readdir(folder)) {
+    if (entry->d_name[0] == '.') continue;
+    const int fd = std::atoi(entry->d_name);
+    if (fd != dirfd(folder)) result.push_back(fd);
+  }
+  closedir(folder);
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+bool CouldBeOfUcx(int fd) {
+  char target[256];
+  const ssize_t size =
+      readlink(absl::StrCat("/proc/self/fd/", fd).c_str(), target, sizeof(target) - 1);
+  if (size <= 0) return false;
+  const absl::string_view name(target, static_cast<size_t>(size));
+  return absl::StartsWith(name, "socket:") || absl::StartsWith(name, "anon_inode:[event") ||
+         absl::StartsWith(name, "anon_inode:[timerfd") || absl::StartsWith(name, "pipe:");
+}
+
+}  // namespace
+
+absl::StatusOr<const UcxLibrary*> LoadUcx() {
+  static Mutex* const mutex = new Mutex;
+  static absl::StatusOr<const UcxLibrary*>* answer = nullptr;
+  MutexLock lock(mutex);
+  if (answer == nullptr) answer = new absl::StatusOr<const UcxLibrary*>(Load());
+  return *answer;
+}
+
+DescriptorSweep::DescriptorSweep() : before_(OpenDescriptors()) {}
+
+std::vector<int> DescriptorSweep::Take() {
+  std::vector<int> taken;
+  for (int fd : OpenDescriptors()) {
+    if (std::binary_search(before_.begin(), before_.end(), fd)) continue;
+    const int flags = fcntl(fd, F_GETFD);
+    if (flags < 0 || (flags & FD_CLOEXEC) != 0 || !CouldBeOfUcx(fd)) continue;
+    fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
+    taken.push_back(fd);
+  }
+  return taken;
+}
+
+}  // namespace fargpu::transport
