@@ -276,7 +276,7 @@ class PeerDeathTest : public testing::TestWithParam<Reach> {
 };
 
 absl::Duration DeathLimit(Reach reach) {
-  return reach == Reach::kMachine ? absl::Seconds(2.5) : absl::Seconds(1);
+  return absl::Seconds(1);
 }
 
 TEST_P(PeerDeathTest, EchoesAcrossProcesses) {

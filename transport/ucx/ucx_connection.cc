@@ -1,7 +1,9 @@
 #include "transport/ucx/ucx_connection.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -29,6 +31,9 @@ constexpr unsigned kClosingId = 1;
 constexpr size_t kLargestEager = 256 << 10;
 // Offers of the peer that we take at once; further ones wait, so that memory stays bounded.
 constexpr size_t kRendezvousWindow = 8;
+// An opening frame: header, session, and the sender's process id or 0.
+constexpr size_t kSessionBytes = sizeof(SessionId::bytes);
+constexpr size_t kOpeningBytes = wire::kFrameHeaderBytes + kSessionBytes + sizeof(uint32_t);
 constexpr int kMostProgressPerCall = 64;
 constexpr absl::Duration kDrainLimit = absl::Seconds(1);
 constexpr absl::Duration kFarewellLimit = absl::Milliseconds(100);
@@ -125,18 +130,20 @@ UcxConnection::~UcxConnection() {
 }
 
 void UcxConnection::SendOpening() {
-  const size_t size = wire::kFrameHeaderBytes + options_.session.bytes.size();
-  opening_ = NewMessage(size);
-  wire::EncodeFrameHeader({.kind = wire::FrameKind::kOpen,
-                           .body_bytes = static_cast<uint32_t>(options_.session.bytes.size())},
-                          absl::MakeSpan(opening_.storage.get(), wire::kFrameHeaderBytes));
-  std::memcpy(opening_.storage.get() + wire::kFrameHeaderBytes, options_.session.bytes.data(),
-              options_.session.bytes.size());
+  opening_ = NewMessage(kOpeningBytes);
+  char* const out = opening_.storage.get();
+  wire::EncodeFrameHeader(
+      {.kind = wire::FrameKind::kOpen, .body_bytes = kOpeningBytes - wire::kFrameHeaderBytes},
+      absl::MakeSpan(out, wire::kFrameHeaderBytes));
+  std::memcpy(out + wire::kFrameHeaderBytes, options_.session.bytes.data(), kSessionBytes);
+  // Process ids mean something to the peer only where both see the same ones.
+  const uint32_t pid = options_.reach == Reach::kMachine ? static_cast<uint32_t>(getpid()) : 0;
+  std::memcpy(out + wire::kFrameHeaderBytes + kSessionBytes, &pid, sizeof(pid));
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
-  opening_request_ = ucx_->ucx.am_send_nbx(endpoint_, kMessageId, nullptr, 0,
-                                           opening_.storage.get(), size, &param);
+  opening_request_ =
+      ucx_->ucx.am_send_nbx(endpoint_, kMessageId, nullptr, 0, out, kOpeningBytes, &param);
   if (UCS_PTR_IS_ERR(opening_request_)) {
     Lose("cannot send to the peer", UCS_PTR_STATUS(opening_request_));
     opening_request_ = nullptr;
@@ -343,6 +350,9 @@ absl::StatusOr<bool> UcxConnection::Arm() {
   if (!failure_.ok()) return failure_;
   uint64_t ignored = 0;
   [[maybe_unused]] ssize_t count = read(kick_.get(), &ignored, sizeof(ignored));
+  if (peer_process_.valid() && PollFd(peer_process_.get(), POLLIN, absl::InfinitePast()).ok()) {
+    peer_closes_ = true;
+  }
   if (peer_closes_ || (!incoming_.empty() && incoming_.front().ready)) return false;
   const ucs_status_t status = ucx_->ucx.worker_arm(ucx_->worker);
   if (status == UCS_ERR_BUSY) return false;
@@ -430,15 +440,30 @@ void UcxConnection::TakeOpening(absl::Span<const char> bytes) {
   wire::FrameHeader header;
   const absl::Status decoded = wire::DecodeFrameHeader(bytes, &header);
   if (!decoded.ok()) return Fail(decoded);
-  const auto& session = options_.session.bytes;
-  if (header.kind != wire::FrameKind::kOpen || header.body_bytes != session.size() ||
-      bytes.size() != wire::kFrameHeaderBytes + session.size()) {
+  if (header.kind != wire::FrameKind::kOpen || bytes.size() != kOpeningBytes ||
+      header.body_bytes != kOpeningBytes - wire::kFrameHeaderBytes) {
     return Fail(absl::InvalidArgumentError("the peer's first message is no opening frame"));
   }
-  if (std::memcmp(bytes.data() + wire::kFrameHeaderBytes, session.data(), session.size()) != 0) {
+  const char* const body = bytes.data() + wire::kFrameHeaderBytes;
+  if (std::memcmp(body, options_.session.bytes.data(), kSessionBytes) != 0) {
     return Fail(absl::InvalidArgumentError("the peer's opening frame names another session"));
   }
+  uint32_t pid = 0;
+  std::memcpy(&pid, body + kSessionBytes, sizeof(pid));
+  if (options_.reach == Reach::kMachine && pid != 0) WatchPeerProcess(pid);
   peer_opened_ = true;
+}
+
+// Over shared memory, UCX does not notice a dead peer while anything is queued for it, and never
+// one that is a zombie. A wrong pid harms nobody but the peer that claims it.
+void UcxConnection::WatchPeerProcess(uint32_t pid) {
+  peer_process_.reset(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!peer_process_.valid()) {
+    if (errno == ESRCH) peer_closes_ = true;
+    return;  // an old kernel: UCX's own checks and the link's heartbeat remain
+  }
+  epoll_event event = {.events = EPOLLIN, .data = {.fd = peer_process_.get()}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, peer_process_.get(), &event);
 }
 
 ucs_status_t UcxConnection::TakeMessage(absl::Span<const char> header, void* data, size_t length,
@@ -510,6 +535,7 @@ void UcxConnection::AbandonAfterFork() {
   epoll_.reset();
   kick_.reset();
   timer_.reset();
+  peer_process_.reset();
 }
 
 std::string UcxConnection::Describe() const {

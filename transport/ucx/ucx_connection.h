@@ -88,6 +88,7 @@ class UcxConnection final : public Connection {
   absl::Status SendFailure() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeOpening(absl::Span<const char> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WatchPeerProcess(uint32_t pid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ucs_status_t TakeMessage(absl::Span<const char> header, void* data, size_t length,
                            bool rendezvous) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -101,7 +102,7 @@ class UcxConnection final : public Connection {
                       ucs_status_t status) ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
   const UcxOptions options_;
-  UniqueFd epoll_;  // UCX's descriptor, kick_ and timer_
+  UniqueFd epoll_;  // UCX's descriptor, kick_, timer_ and peer_process_
   UniqueFd kick_;   // tells a sleeper that Send() left something to do
   UniqueFd timer_;  // wakes a sleeper now and then while sends are under way
 
@@ -122,12 +123,13 @@ class UcxConnection final : public Connection {
   bool wired_ ABSL_GUARDED_BY(mutex_) = false;
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;
   Message opening_ ABSL_GUARDED_BY(mutex_);
+  UniqueFd peer_process_ ABSL_GUARDED_BY(mutex_);  // a pidfd; only on the same machine
   void* opening_request_ ABSL_GUARDED_BY(mutex_) = nullptr;
   void* flush_request_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool armed_ ABSL_GUARDED_BY(mutex_) = false;
   bool timer_set_ ABSL_GUARDED_BY(mutex_) = false;
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;         // UCX knows that the peer is gone
-  bool peer_closes_ ABSL_GUARDED_BY(mutex_) = false;  // the peer said so
+  bool peer_closes_ ABSL_GUARDED_BY(mutex_) = false;  // it said so, or its process ended
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string description_ ABSL_GUARDED_BY(mutex_) = "ucx";
