@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Builds and runs every test, then the parts that sanitizers watch. The README's test command.
+# Ends with one line "N passed, N failed" and a matching exit status; -h for what it can leave out.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+usage() {
+  cat <<'TXT'
+scripts/test.sh [--quick] [--preset NAME]...
+  --quick         only the dev build's tests, without the sanitizers
+  --preset NAME   only that build: dev, asan or tsan (may be repeated)
+TXT
+}
+
+presets=()
+while (($#)); do
+  case "$1" in
+    --quick) presets=(dev) ;;
+    --preset) presets+=("${2:?--preset needs a name}") && shift ;;
+    -h | --help) usage && exit 0 ;;
+    *) usage >&2 && exit 2 ;;
+  esac
+  shift
+done
+((${#presets[@]})) || presets=(dev asan tsan)
+
+"$FARGPU_ROOT/scripts/setup.sh"
+cd "$FARGPU_ROOT"
+jobs="$(nproc)"
+results=()
+
+# run_tests PRESET CTEST_ARGUMENT...: what fails is counted, not fatal; a build that fails is fatal.
+run_tests() {
+  local preset="$1" report="$FARGPU_ROOT/build/$1/ctest.xml"
+  shift
+  rm -f "$report"
+  ctest --preset "$preset" --parallel "$jobs" --output-junit "$report" "$@" </dev/null || true
+  [[ -s "$report" ]] || fargpu_die "ctest wrote no report for preset $preset"
+  results+=("$report")
+}
+
+for preset in "${presets[@]}"; do
+  echo "== $preset"
+  case "$preset" in
+    dev)
+      cmake --preset dev -DCMAKE_MESSAGE_LOG_LEVEL=WARNING
+      ninja -C build/dev --quiet
+      run_tests dev
+      ;;
+    asan)
+      cmake --preset asan -DCMAKE_MESSAGE_LOG_LEVEL=WARNING
+      ninja -C build/asan --quiet
+      run_tests asan --label-regex '^(unit|wire|e2e)$' --label-exclude '^slow$'
+      ;;
+    tsan)
+      # Where threads meet: everything below and beside the server, without programs and CLI.
+      cmake --preset tsan -DCMAKE_MESSAGE_LOG_LEVEL=WARNING \
+        -DFARGPU_PARTS="common;protocol;transport;memory;server"
+      ninja -C build/tsan --quiet
+      run_tests tsan --label-regex '^(unit|wire)$'
+      ;;
+    *) fargpu_die "no tests are defined for preset $preset" ;;
+  esac
+done
+
+/usr/bin/python3 - "${results[@]}" <<'PY'
+import sys
+import xml.etree.ElementTree as xml
+
+passed, failed, skipped = 0, [], 0
+for path in sys.argv[1:]:
+    for case in xml.parse(path).getroot().iter('testcase'):
+        status = case.get('status')
+        if status == 'run':
+            passed += 1
+        elif status in ('notrun', 'disabled') and case.find('failure') is None:
+            skipped += 1
+        else:
+            failed.append(f"{path.split('/')[-2]}: {case.get('name')}")
+for name in failed:
+    print('FAILED', name)
+print(f'{passed} passed, {len(failed)} failed' + (f', {skipped} skipped' if skipped else ''))
+sys.exit(1 if failed or not passed else 0)
+PY

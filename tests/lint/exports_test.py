@@ -1,0 +1,72 @@
+"""A library that foreign programs load as libcuda.so.1 shows CUDA's symbols and nothing else, and
+needs nothing that could meet another copy in that program. exports_test.py --library PATH"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LIBRARY = None
+# cu followed by a capital; cudbg* and the like belong to the debugger and are not ours.
+CUDA_SYMBOL = re.compile(r'cu[A-Z]\w*')
+# libc's parts, the C++ runtime, the loader.
+NEEDED = re.compile(r'(?:libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux-x86-64|libresolv)'
+                    r'\.so(?:\.\d+)*')
+SANITIZER = re.compile(r'lib(?:a|t|ub)san\.so|libclang_rt')
+
+
+def exported(library):
+    listing = subprocess.run(['nm', '-D', '--defined-only', '--format=posix', library],
+                             capture_output=True, text=True, check=True).stdout
+    # "name@@VERSION T address size"; absolute symbols (A) are the version names themselves.
+    rows = [line.split() for line in listing.splitlines() if line]
+    return sorted(row[0].split('@')[0] for row in rows if row[1] != 'A')
+
+
+def dynamic(library, tag):
+    listing = subprocess.run(['readelf', '-d', '--wide', library], capture_output=True, text=True,
+                             check=True).stdout
+    return re.findall(r'\(' + tag + r'\).*\[(.*)\]', listing)
+
+
+def foreign_symbols(library):
+    return [name for name in exported(library) if not CUDA_SYMBOL.fullmatch(name)]
+
+
+class ExportsTest(unittest.TestCase):
+
+    def test_exports_cuda_only(self):
+        names = exported(LIBRARY)
+        self.assertEqual([], foreign_symbols(LIBRARY))
+        self.assertIn('cuGetProcAddress_v2', names)
+        self.assertIn('cuInit', names)
+
+    def test_is_named_libcuda(self):
+        self.assertEqual(['libcuda.so.1'], dynamic(LIBRARY, 'SONAME'))
+
+    def test_needs_the_c_and_cpp_runtime_only(self):
+        needed = dynamic(LIBRARY, 'NEEDED')
+        if any(SANITIZER.match(name) for name in needed):
+            self.skipTest('a sanitizer build needs the sanitizer\'s library')
+        if 'softgpu' in LIBRARY:
+            self.skipTest('softgpu brings LLVM and is loaded by workers of ours')
+        self.assertEqual([], [name for name in needed if not NEEDED.fullmatch(name)])
+
+    def test_finds_a_foreign_symbol(self):
+        with tempfile.TemporaryDirectory() as folder:
+            library = str(pathlib.Path(folder) / 'libx.so')
+            subprocess.run(['gcc', '-shared', '-fPIC', '-x', 'c', '-', '-o', library], text=True,
+                           input='int cuInit(void) { return 0; }\nint leaked(void) { return 0; }\n',
+                           check=True)
+            self.assertEqual(['leaked'], foreign_symbols(library))
+
+
+if __name__ == '__main__':
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--library', required=True)
+    options, rest = parser.parse_known_args()
+    LIBRARY = options.library
+    unittest.main(argv=[sys.argv[0], *rest])
