@@ -128,6 +128,11 @@ install_cuda() {
     ln -sf "$(basename "$library")" "${library%%.so.*}.so"
   done
   ln -sfn lib "$tree/lib64"
+  # An installed toolkit has a library to link driver programs with; the wheels have none. It names
+  # the functions that the real one, found at run time, has.
+  mkdir -p "$tree/lib/stubs"
+  sed -n 's/^ *\(cu[A-Z][A-Za-z0-9_]*\);$/void \1(void) {}/p' "$FARGPU_ROOT/client/libcuda.map" |
+    gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -x c - -o "$tree/lib/stubs/libcuda.so"
   chmod +x "$tree"/bin/* "$tree"/nvvm/bin/*
   ln -sfn "$tree" "$CUDA_HOME"
   fargpu_is_cuda_home "$CUDA_HOME" || fargpu_die "the CUDA wheels hold no usable toolkit"

@@ -1,63 +1,44 @@
 """Every test program gives the same bytes on the software device and through FarGPU."""
 
+import pathlib
 import unittest
 
-from harness import E2eTest, PROGRAMS, Pool, run_directly
+from harness import E2eTest, Pool, run_directly
 
-# Output and exit status are compared between all ways to run.
-COMPARED = [
-    'vector_add', 'matmul_tiled', 'reduction', 'histogram', 'symbols', 'streams', 'concurrent_streams',
-    'rdc', 'per_thread_stream', 'printf', 'nvrtc', 'device_reset', 'function_pointers', 'vmm',
-    'wild_address', 'exit_from_thread', 'exit_without_cleanup', 'fork_before', 'fork_after',
-]
-# Their output depends on the lease or on the absence of a pool; other tests run them.
-OTHERS = {'alloc_limit', 'device_query', 'hold', 'no_device'}
+LIST = pathlib.Path(__file__).resolve().parents[1] / 'programs' / 'programs.txt'
+COMPARED_KINDS = ('acceptance', 'behaviour', 'wider')
 SHARED = '_shared'
 
 
-def built_programs():
-    return {path.name for path in PROGRAMS.iterdir()
-            if path.is_file() and path.stat().st_mode & 0o111 and '.' not in path.name}
-
-
-class ProgramsTest(E2eTest):
-
-    def test_knows_every_program(self):
-        names = {name.removesuffix(SHARED) for name in built_programs()}
-        self.assertEqual(set(COMPARED) | OTHERS, names)
-
-    def test_both_cudarts_are_built(self):
-        shared = {name for name in built_programs() if name.endswith(SHARED)}
-        # nvrtc uses no cudart.
-        self.assertLessEqual({name + SHARED for name in COMPARED if name != 'nvrtc'}, shared)
+def compared_programs():
+    """(name, expected exit status, arguments) of every program whose output is always the same."""
+    rows = [line.split() for line in LIST.read_text().splitlines() if line and line[0] != '#']
+    return [(row[0], int(row[1]), row[3:]) for row in rows if row[2] in COMPARED_KINDS]
 
 
 class DirectTest(E2eTest):
 
     def test_direct(self):
-        for program in COMPARED:
+        for program, status, arguments in compared_programs():
             with self.subTest(program):
-                result = run_directly(program)
-                self.assert_succeeds(result)
-                self.assertNotEqual(b'', result.stdout)
-                if program + SHARED in built_programs():
-                    shared = run_directly(program + SHARED)
-                    self.assert_succeeds(shared)
-                    self.assertEqual(result.stdout, shared.stdout)
+                static = run_directly(program, *arguments)
+                self.assertEqual(status, static.status, static.explain())
+                self.assertNotEqual(b'', static.stdout)
+                shared = run_directly(program + SHARED, *arguments)
+                self.assertEqual(status, shared.status, shared.explain())
+                self.assertEqual(static.stdout, shared.stdout)
 
 
 class RemoteTest(E2eTest):
 
     def check_transport(self, transport):
         with Pool(FARGPU_TRANSPORT=transport) as pool:
-            for program in COMPARED:
-                expected = run_directly(program)
+            for program, status, arguments in compared_programs():
+                expected = run_directly(program, *arguments)
                 for name in (program, program + SHARED):
-                    if name not in built_programs():
-                        continue
                     with self.subTest(f'{name} over {transport}'):
-                        result = pool.run(name)
-                        self.assertEqual(expected.status, result.status, result.explain())
+                        result = pool.run(name, *arguments)
+                        self.assertEqual(status, result.status, result.explain())
                         self.assertEqual(expected.stdout.decode(), result.stdout.decode(), result.stderr)
             self.assertEqual([], pool.leases())
 

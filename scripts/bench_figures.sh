@@ -1,0 +1,97 @@
+# Sourced by bench.sh and gpu-check.sh: runs the bench programs and puts their figures side by side.
+# Needs bash and awk only, because gpu-check.sh runs on machines that have nothing else.
+#
+# The bench programs print one line per figure: name median lowest highest unit.
+
+# bench_measure FOLDER PROGRAMS DIRECT_LIBRARIES FARGPU TRANSPORT...
+# Runs raw_bench and cuda_bench of folder PROGRAMS: on the driver in DIRECT_LIBRARIES (a value for
+# LD_LIBRARY_PATH), and by `FARGPU run` over each TRANSPORT. The figures go into FOLDER/raw,
+# FOLDER/direct and FOLDER/TRANSPORT. Arguments for cuda_bench stand in the array bench_arguments.
+bench_arguments=()
+bench_measure() {
+  local folder="$1" programs="$2" direct="$3" fargpu="$4" transport
+  shift 4
+  echo "measuring the machine itself" >&2
+  "$programs/raw_bench" >"$folder/raw" || return
+  echo "measuring the driver without the network" >&2
+  LD_LIBRARY_PATH="$direct" "$programs/cuda_bench" "${bench_arguments[@]}" >"$folder/direct" || return
+  for transport in "$@"; do
+    echo "measuring FarGPU over $transport" >&2
+    FARGPU_TRANSPORT="$transport" "$fargpu" run --memory 1GiB --cores 100 -- \
+      "$programs/cuda_bench" "${bench_arguments[@]}" >"$folder/$transport" || return
+  done
+}
+
+# bench_print FOLDER TRANSPORT...: the table.
+bench_print() {
+  local folder="$1"
+  shift
+  (cd "$folder" && awk '
+    function short(value) {
+      if (value >= 10000) return sprintf("%.0fk", value / 1000)
+      return sprintf(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : "%.2f", value)
+    }
+    function cell(where, name) {
+      if (!((where, name) in median)) return "-"
+      return short(median[where, name]) " (" short(lowest[where, name]) " .. " \
+             short(highest[where, name]) ")"
+    }
+    function row(title, name,   i) {
+      printf "%-34s", title
+      for (i = 1; i <= places; ++i) printf "%26s", cell(place[i], name)
+      printf "\n"
+    }
+    function head(title,   i) {
+      printf "\n%-34s", title
+      for (i = 1; i <= places; ++i) printf "%26s", place[i]
+      printf "\n"
+    }
+    FNR == 1 { place[++places] = FILENAME }
+    {
+      median[FILENAME, $1] = $2; lowest[FILENAME, $1] = $3; highest[FILENAME, $1] = $4
+      if (!($1 in seen)) { seen[$1] = 1; order[++figures] = $1 }
+    }
+    END {
+      print "Each figure: median of 5 rounds (lowest .. highest). raw: the machine itself;"
+      print "direct: the program on the driver without a network; then FarGPU by transport."
+      head("Calls that wait, microseconds")
+      row("TCP ping-pong 64 B, blocking", "tcp_pingpong_blocking")
+      row("TCP ping-pong 64 B, busy", "tcp_pingpong_busy")
+      row("cudaMemcpy of 4 bytes back", "copy_4_bytes_back")
+      row("cudaDeviceSynchronize, idle", "synchronize_idle")
+      row("launch + cudaDeviceSynchronize", "launch_and_synchronize")
+      head("Launches per second")
+      row("empty kernel, one sync at the end", "launches")
+      head("First call, milliseconds")
+      row("cudaFree(0)", "first_call")
+      head("Copies, GB/s")
+      for (i = 1; i <= figures; ++i) {
+        name = order[i]
+        size = name
+        sub(/.*_/, "", size)
+        if (name ~ /^memcpy_/) row("memcpy " size, name)
+        else if (name ~ /^tcp_stream_/) row("TCP stream " size, name)
+      }
+      for (i = 1; i <= figures; ++i) {
+        name = order[i]
+        if (name !~ /^(h2d|d2h)_/) continue
+        size = name
+        sub(/.*_/, "", size)
+        row((name ~ /^h2d/ ? "to the device " : "to the host ") size \
+            (name ~ /_pinned_/ ? ", pinned" : ""), name)
+      }
+    }' raw direct "$@")
+}
+
+# bench_json FOLDER TRANSPORT...: the same figures for programs.
+bench_json() {
+  local folder="$1"
+  shift
+  (cd "$folder" && awk '
+    BEGIN { printf "{\"rounds\": 5, \"figures\": [" }
+    {
+      printf "%s\n  {\"where\": \"%s\", \"name\": \"%s\", \"median\": %s, \"lowest\": %s, \"highest\": %s, \"unit\": \"%s\"}",
+             (NR > 1 ? "," : ""), FILENAME, $1, $2, $3, $4, $5
+    }
+    END { printf "\n]}\n" }' raw direct "$@")
+}
