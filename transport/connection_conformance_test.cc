@@ -275,9 +275,7 @@ class PeerDeathTest : public testing::TestWithParam<Reach> {
   std::vector<Message> arrived_;
 };
 
-absl::Duration DeathLimit(Reach reach) {
-  return absl::Seconds(1);
-}
+absl::Duration DeathLimit(Reach reach) { return absl::Seconds(1); }
 
 TEST_P(PeerDeathTest, EchoesAcrossProcesses) {
   ASSERT_NO_FATAL_FAILURE(StartPeer("echo"));

@@ -66,7 +66,7 @@ absl::Status Echo(Connection* connection, bool silent) {
   }
 }
 
-absl::Status AnswerOnLink(std::unique_ptr<Connection> connection) {
+absl::Status AnswerOnLink(std::unique_ptr<Connection> connection, bool fork_first) {
   Mutex mutex;  // the handler may run on the link's own thread
   std::deque<IncomingFrame> calls;
   const auto pending = [&] {
@@ -87,6 +87,12 @@ absl::Status AnswerOnLink(std::unique_ptr<Connection> connection) {
       MutexLock lock(&mutex);
       call = std::move(calls.front());
       calls.pop_front();
+    }
+    if (std::exchange(fork_first, false) && fork() == 0) {
+      link->AbandonAfterFork();
+      prctl(PR_SET_PDEATHSIG, 0);
+      sleep(4);
+      _exit(0);
     }
     ASSIGN_OR_RETURN(
         const SendTicket ticket,
@@ -159,8 +165,8 @@ bool RunAsPeer(int argc, char** argv) {
   const Reach reach = std::strcmp(argv[2], "shm") == 0 ? Reach::kMachine : Reach::kNetwork;
   auto connection = ConnectOver(std::atoi(argv[3]), reach);
   if (!connection.ok()) return true;
-  if (role == "link") {
-    AnswerOnLink(*std::move(connection)).IgnoreError();
+  if (role == "link" || role == "link_forks") {
+    AnswerOnLink(*std::move(connection), role == "link_forks").IgnoreError();
   } else {
     Echo(connection->get(), role == "silent").IgnoreError();
   }

@@ -23,7 +23,8 @@ absl::StatusOr<ConnectionPair> NewUcxPair(const UcxOptions& first, const UcxOpti
 class PeerProcess {
  public:
   // `role`: "echo" sends every message back; "silent" connects and then only polls; "link" answers
-  // every kCalls frame of a Link with a kReplies frame that brings the same bytes.
+  // every kCalls frame of a Link with a kReplies frame that brings the same bytes; "link_forks"
+  // does so after it has forked a child that gives the link up and lives on for a while.
   static absl::StatusOr<PeerProcess> Start(Reach reach, const std::string& role);
   PeerProcess(PeerProcess&& other) noexcept;
   ~PeerProcess();  // kills it
