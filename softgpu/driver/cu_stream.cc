@@ -1,0 +1,262 @@
+// Streams, what waits for them, and host functions on them.
+
+#include "softgpu/driver/edge.h"
+
+namespace fargpu::softgpu {
+namespace {
+
+CUresult CreateStream(const char* call, CUstream* out, unsigned flags, int priority) {
+  return WithContext(call, [&](Driver& driver, Context& context) -> absl::Status {
+    RETURN_IF_NULL(out);
+    if (flags != CU_STREAM_DEFAULT && flags != CU_STREAM_NON_BLOCKING) {
+      return InvalidValue(absl::StrCat("stream flags 0x", absl::Hex(flags)));
+    }
+    // Out of range is not an error; the nearest priority is taken.
+    priority = std::max(kGreatestStreamPriority, std::min(kLeastStreamPriority, priority));
+    const std::shared_ptr<Stream> stream = context.CreateStream(flags, priority);
+    stream->handle = driver.streams.NewHandle();
+    driver.streams.Insert(stream->handle, stream);
+    *out = stream->handle;
+    return absl::OkStatus();
+  });
+}
+
+CUresult DestroyStream(const char* call, CUstream handle) {
+  return WithDriver(call, [&](Driver& driver) -> absl::Status {
+    const std::shared_ptr<Stream> stream = driver.streams.Remove(handle);
+    if (stream == nullptr) return InvalidHandle("not a stream that was created");
+    if (const auto context = stream->context.lock()) context->ForgetStream(stream);
+    return absl::OkStatus();
+  });
+}
+
+CUresult GetContextOfStream(const char* call, NullStream null, CUstream handle, CUcontext* out) {
+  return WithStream(call, null, handle, [&](Driver&, Context& context, Stream&) -> absl::Status {
+    RETURN_IF_NULL(out);
+    *out = context.handle;
+    return absl::OkStatus();
+  });
+}
+
+// Nothing is ever captured.
+CUresult NotCapturing(const char* call, NullStream null, CUstream handle,
+                      CUstreamCaptureStatus* status, cuuint64_t* id) {
+  return WithStream(call, null, handle, [&](Driver&, Context&, Stream&) -> absl::Status {
+    RETURN_IF_NULL(status);
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (id != nullptr) *id = 0;
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+
+CUresult Do_cuStreamGetPriority(const char* call, NullStream null, CUstream handle,
+                                int* priority) {
+  return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
+    RETURN_IF_NULL(priority);
+    *priority = stream.priority;
+    return absl::OkStatus();
+  });
+}
+
+CUresult Do_cuStreamGetFlags(const char* call, NullStream null, CUstream handle,
+                             unsigned* flags) {
+  return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
+    RETURN_IF_NULL(flags);
+    *flags = stream.flags;
+    return absl::OkStatus();
+  });
+}
+
+CUresult Do_cuStreamGetId(const char* call, NullStream null, CUstream handle,
+                          unsigned long long* id) {
+  return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
+    RETURN_IF_NULL(id);
+    *id = stream.id;
+    return absl::OkStatus();
+  });
+}
+
+CUresult Do_cuStreamGetDevice(const char* call, NullStream null, CUstream handle,
+                              CUdevice* device) {
+  return WithStream(call, null, handle, [&](Driver&, Context& context, Stream&) -> absl::Status {
+    RETURN_IF_NULL(device);
+    *device = context.device;
+    return absl::OkStatus();
+  });
+}
+
+CUresult Do_cuStreamGetCtx(const char* call, NullStream null, CUstream handle, CUcontext* out) {
+  return GetContextOfStream(call, null, handle, out);
+}
+
+CUresult Do_cuStreamGetCtx_v2(const char* call, NullStream null, CUstream handle, CUcontext* out,
+                              CUgreenCtx* green) {
+  if (green != nullptr) *green = nullptr;
+  return GetContextOfStream(call, null, handle, out);
+}
+
+CUresult Do_cuStreamQuery(const char* call, NullStream null, CUstream handle) {
+  return WithStream(call, null, handle,
+                    [&](Driver&, Context& context, Stream& stream) -> absl::Status {
+                      if (!context.Idle(stream)) {
+                        return CudaError(CUDA_ERROR_NOT_READY, "the stream is busy");
+                      }
+                      return context.error();
+                    });
+}
+
+CUresult Do_cuStreamSynchronize(const char* call, NullStream null, CUstream handle) {
+  return WithStream(call, null, handle, [&](Driver&, Context& context, Stream& stream) {
+    return context.Synchronize(stream);
+  });
+}
+
+CUresult Do_cuStreamWaitEvent(const char* call, NullStream null, CUstream handle,
+                              CUevent event_handle, unsigned flags) {
+  return WithStream(
+      call, null, handle, [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+        const std::shared_ptr<Event> event = driver.events.Find(event_handle);
+        if (event == nullptr) return InvalidHandle("not an event");
+        if ((flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) != 0) {
+          return InvalidValue(absl::StrCat("flags ", flags));
+        }
+        std::shared_ptr<EventRecord> record;
+        {
+          MutexLock lock(&event->mutex);
+          record = event->record;
+        }
+        // An event that was never recorded counts as complete.
+        if (record == nullptr || record->Done()) return absl::OkStatus();
+        return context
+            .Enqueue(stream, nullptr, RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes,
+                     {{record->queue, record->position}})
+            .status();
+      });
+}
+
+CUresult Do_cuLaunchHostFunc(const char* call, NullStream null, CUstream handle,
+                             CUhostFn function, void* data) {
+  return WithStream(call, null, handle,
+                    [&](Driver&, Context& context, Stream& stream) -> absl::Status {
+                      RETURN_IF_NULL(function);
+                      return context
+                          .Enqueue(stream,
+                                   [function, data] {
+                                     HostFunctionScope scope;
+                                     function(data);
+                                     return absl::OkStatus();
+                                   },
+                                   RunOn::kWorker)
+                          .status();
+                    });
+}
+
+CUresult Do_cuStreamAddCallback(const char* call, NullStream null, CUstream handle,
+                                CUstreamCallback callback, void* data, unsigned flags) {
+  return WithStream(call, null, handle,
+                    [&](Driver&, Context& context, Stream& stream) -> absl::Status {
+                      RETURN_IF_NULL(callback);
+                      if (flags != 0) {
+                        return InvalidValue(absl::StrCat("flags ", flags, ": must be 0"));
+                      }
+                      // Unlike a host function, a callback is also called when the work before it
+                      // failed, and is told so.
+                      return context.EnqueueAlways(stream, [&context, callback, data, handle] {
+                        HostFunctionScope scope;
+                        callback(handle, ToCuResult(context.error()), data);
+                      });
+                    });
+}
+
+CUresult Do_cuStreamIsCapturing(const char* call, NullStream null, CUstream handle,
+                                CUstreamCaptureStatus* status) {
+  return NotCapturing(call, null, handle, status, nullptr);
+}
+
+CUresult Do_cuStreamGetCaptureInfo(const char* call, NullStream null, CUstream handle,
+                                   CUstreamCaptureStatus* status, cuuint64_t* id) {
+  return NotCapturing(call, null, handle, status, id);
+}
+
+CUresult Do_cuStreamGetCaptureInfo_v2(const char* call, NullStream null, CUstream handle,
+                                      CUstreamCaptureStatus* status, cuuint64_t* id,
+                                      CUgraph* graph, const CUgraphNode** dependencies,
+                                      size_t* count) {
+  if (graph != nullptr) *graph = nullptr;
+  if (dependencies != nullptr) *dependencies = nullptr;
+  if (count != nullptr) *count = 0;
+  return NotCapturing(call, null, handle, status, id);
+}
+
+CUresult Do_cuStreamGetCaptureInfo_v3(const char* call, NullStream null, CUstream handle,
+                                      CUstreamCaptureStatus* status, cuuint64_t* id,
+                                      CUgraph* graph, const CUgraphNode** dependencies,
+                                      const CUgraphEdgeData** edges, size_t* count) {
+  if (graph != nullptr) *graph = nullptr;
+  if (dependencies != nullptr) *dependencies = nullptr;
+  if (edges != nullptr) *edges = nullptr;
+  if (count != nullptr) *count = 0;
+  return NotCapturing(call, null, handle, status, id);
+}
+
+}  // namespace fargpu::softgpu
+
+using namespace fargpu;           // NOLINT: edge functions only
+using namespace fargpu::softgpu;  // NOLINT: edge functions only
+
+CU_API CUresult cuStreamCreate(CUstream* out, unsigned flags) {
+  return CreateStream("cuStreamCreate", out, flags, 0);
+}
+CU_API CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int priority) {
+  return CreateStream("cuStreamCreateWithPriority", out, flags, priority);
+}
+CU_API CUresult cuStreamDestroy(CUstream stream) {
+  return DestroyStream("cuStreamDestroy", stream);
+}
+CU_API CUresult cuStreamDestroy_v2(CUstream stream) {
+  return DestroyStream("cuStreamDestroy_v2", stream);
+}
+
+// Each thread has a capture mode whether anything can be captured or not.
+CU_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  return WithDriver("cuThreadExchangeStreamCaptureMode", [&](Driver&) -> absl::Status {
+    RETURN_IF_NULL(mode);
+    if (*mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+      return InvalidValue(absl::StrCat("capture mode ", static_cast<int>(*mode)));
+    }
+    thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    std::swap(current, *mode);
+    return absl::OkStatus();
+  });
+}
+
+CU_API_TWINS(cuStreamGetPriority, _ptsz, (CUstream stream, int* priority), stream, priority);
+CU_API_TWINS(cuStreamGetFlags, _ptsz, (CUstream stream, unsigned* flags), stream, flags);
+CU_API_TWINS(cuStreamGetId, _ptsz, (CUstream stream, unsigned long long* id), stream, id);
+CU_API_TWINS(cuStreamGetDevice, _ptsz, (CUstream stream, CUdevice* device), stream, device);
+CU_API_TWINS(cuStreamGetCtx, _ptsz, (CUstream stream, CUcontext* context), stream, context);
+CU_API_TWINS(cuStreamGetCtx_v2, _ptsz,
+             (CUstream stream, CUcontext* context, CUgreenCtx* green), stream, context, green);
+CU_API_TWINS(cuStreamQuery, _ptsz, (CUstream stream), stream);
+CU_API_TWINS(cuStreamSynchronize, _ptsz, (CUstream stream), stream);
+CU_API_TWINS(cuStreamWaitEvent, _ptsz, (CUstream stream, CUevent event, unsigned flags), stream,
+             event, flags);
+CU_API_TWINS(cuLaunchHostFunc, _ptsz, (CUstream stream, CUhostFn function, void* data), stream,
+             function, data);
+CU_API_TWINS(cuStreamAddCallback, _ptsz,
+             (CUstream stream, CUstreamCallback callback, void* data, unsigned flags), stream,
+             callback, data, flags);
+CU_API_TWINS(cuStreamIsCapturing, _ptsz, (CUstream stream, CUstreamCaptureStatus* status), stream,
+             status);
+CU_API_TWINS(cuStreamGetCaptureInfo, _ptsz,
+             (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id), stream, status, id);
+CU_API_TWINS(cuStreamGetCaptureInfo_v2, _ptsz,
+             (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+              const CUgraphNode** dependencies, size_t* count),
+             stream, status, id, graph, dependencies, count);
+CU_API_TWINS(cuStreamGetCaptureInfo_v3, _ptsz,
+             (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+              const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count),
+             stream, status, id, graph, dependencies, edges, count);

@@ -1,0 +1,297 @@
+#include "softgpu/driver/driver.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "common/cuda_error.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "protocol/driver_abi/context_storage.h"
+#include "softgpu/driver/export_table_host.h"
+#include "softgpu/runtime/device_window.h"
+#include "softgpu/runtime/work_queue.h"
+
+namespace fargpu::softgpu {
+namespace {
+
+// How long the end of the process waits for kernels that still run.
+constexpr std::chrono::milliseconds kExitPatience{2000};
+
+std::atomic<Driver*> live_driver{nullptr};
+// Set in a child that was forked after cuInit: threads and locks of the parent are gone, so nothing
+// of the driver can be used there.
+std::atomic<bool> forked{false};
+
+// A pointer, not an object: the thread-local destructors of a library that is loaded late run before
+// the last calls come in. A pthread key frees the stack when its thread ends.
+thread_local std::vector<CUcontext>* current_contexts = nullptr;
+
+pthread_key_t StackKey() {
+  static const pthread_key_t key = [] {
+    pthread_key_t created;
+    pthread_key_create(&created, [](void* stack) {
+      current_contexts = nullptr;
+      delete static_cast<std::vector<CUcontext>*>(stack);
+    });
+    return created;
+  }();
+  return key;
+}
+
+std::vector<uint64_t> Capacities(const DeviceConfig& config) {
+  std::vector<uint64_t> capacities;
+  for (const DeviceSpec& device : config.devices) capacities.push_back(device.memory_bytes);
+  return capacities;
+}
+
+}  // namespace
+
+std::vector<CUcontext>& CurrentContextStack() {
+  if (current_contexts == nullptr) {
+    current_contexts = new std::vector<CUcontext>;
+    pthread_setspecific(StackKey(), current_contexts);
+  }
+  return *current_contexts;
+}
+
+CUcontext CurrentContextHandle() {
+  return current_contexts == nullptr || current_contexts->empty() ? nullptr
+                                                                  : current_contexts->back();
+}
+
+Driver* Driver::Get() {
+  if (forked.load(std::memory_order_relaxed)) return nullptr;
+  return live_driver.load(std::memory_order_acquire);
+}
+
+absl::Status Driver::Init() {
+  static Mutex* const mutex = new Mutex;
+  if (forked.load(std::memory_order_relaxed)) {
+    return CudaError(CUDA_ERROR_NOT_INITIALIZED, "the process was forked after cuInit");
+  }
+  MutexLock lock(mutex);
+  if (live_driver.load(std::memory_order_acquire) != nullptr) return absl::OkStatus();
+  const char* const settings = std::getenv("FARGPU_SOFTGPU");
+  absl::StatusOr<DeviceConfig> config =
+      ParseDeviceConfig(settings == nullptr ? "" : settings, ReadHostFacts());
+  if (!config.ok()) {
+    // Whoever set the variable must learn of the mistake, and most programs print only "invalid
+    // argument" or count no devices.
+    std::fprintf(stderr, "fargpu: %s\n", std::string(config.status().message()).c_str());
+    return CudaError(CUDA_ERROR_INVALID_VALUE, config.status().message());
+  }
+  if (DeviceWindow().size == 0) {
+    return CudaError(CUDA_ERROR_OUT_OF_MEMORY, "no address range for device memory");
+  }
+  live_driver.store(new Driver(*std::move(config)), std::memory_order_release);
+  InstallExportTables();
+  pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+  std::atexit([] {
+    if (Driver::Get() != nullptr) StopWorkers(kExitPatience);
+  });
+  return absl::OkStatus();
+}
+
+Driver::Driver(DeviceConfig config)
+    : memory(DeviceMemoryRange(), Capacities(config)), config_(std::move(config)) {
+  for (int device = 0; device < device_count(); ++device) {
+    primaries.push_back(std::make_unique<PrimaryContext>());
+    auto pool = std::make_shared<MemPool>();
+    pool->handle = pools.NewHandle();
+    pool->device = device;
+    pool->is_default = true;
+    pools.Insert(pool->handle, pool);
+    auto device_pool = std::make_unique<DevicePools>();
+    device_pool->default_pool = pool;
+    {
+      MutexLock lock(&device_pool->mutex);
+      device_pool->current = pool;
+    }
+    device_pools.push_back(std::move(device_pool));
+  }
+}
+
+absl::Status Driver::CheckDevice(CUdevice device) const {
+  if (device >= 0 && device < device_count()) return absl::OkStatus();
+  return CudaError(CUDA_ERROR_INVALID_DEVICE,
+                   absl::StrCat("device ", device, " of ", device_count()));
+}
+
+int Driver::PrimaryDevice(CUcontext handle) const {
+  for (int device = 0; device < device_count(); ++device) {
+    if (primaries[device]->handle == handle) return device;
+  }
+  return -1;
+}
+
+bool Driver::IsContextHandle(CUcontext handle) {
+  return contexts.Find(handle) != nullptr || PrimaryDevice(handle) >= 0;
+}
+
+absl::StatusOr<std::shared_ptr<Context>> Driver::FindContext(CUcontext handle) {
+  if (handle == nullptr) return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no context is current");
+  if (std::shared_ptr<Context> context = contexts.Find(handle)) return context;
+  if (const int device = PrimaryDevice(handle); device >= 0) {
+    PrimaryContext& primary = *primaries[device];
+    MutexLock lock(&primary.mutex);
+    if (!primary.was_active) {
+      return CudaError(CUDA_ERROR_INVALID_CONTEXT,
+                       absl::StrCat("the primary context of device ", device, " is not active"));
+    }
+  }
+  return CudaError(CUDA_ERROR_CONTEXT_IS_DESTROYED, "the current context was destroyed");
+}
+
+absl::StatusOr<std::shared_ptr<Context>> Driver::CurrentContext() {
+  return FindContext(CurrentContextHandle());
+}
+
+std::shared_ptr<Context> Driver::CreateContext(CUcontext handle, int device, unsigned flags,
+                                               bool primary) {
+  auto context = std::make_shared<Context>(handle, device, flags, primary);
+  contexts.Insert(handle, context);
+  return context;
+}
+
+void Driver::DestroyContext(const std::shared_ptr<Context>& context) {
+  context->Cancel();
+  // The error of a failed context has been reported by now, or nobody asks for it any more.
+  (void)context->SynchronizeAll();
+  // Libraries clean up what they attached to the context while its handle is still valid.
+  driver_abi::DestroyContextStorage(context->handle);
+  contexts.Remove(context->handle);
+
+  const auto belongs = [&](const auto& object) { return object.context.lock() == context; };
+  streams.RemoveIf(belongs);
+  events.RemoveIf(belongs);
+  functions.RemoveIf(belongs);
+  modules.RemoveIf(belongs);
+  for (const std::shared_ptr<Library>& library : libraries.All()) {
+    MutexLock lock(&library->mutex);
+    library->modules.erase(context->id);
+  }
+  // A call that was under way in another thread may have queued more since.
+  (void)context->SynchronizeAll();
+  memory.FreeContext(context->id);
+  registered.RemoveContext(context->id);
+}
+
+absl::StatusOr<std::shared_ptr<Stream>> Driver::FindStream(Context& context, CUstream handle,
+                                                           bool per_thread) {
+  if (handle == nullptr) handle = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+  if (handle == CU_STREAM_LEGACY) return context.legacy_stream();
+  if (handle == CU_STREAM_PER_THREAD) return context.PerThreadStream();
+  if (std::shared_ptr<Stream> stream = streams.Find(handle)) return stream;
+  return CudaError(CUDA_ERROR_INVALID_HANDLE, "not a stream");
+}
+
+absl::StatusOr<std::shared_ptr<Function>> Driver::FindFunction(CUfunction handle) {
+  if (std::shared_ptr<Function> function = functions.Find(handle)) return function;
+  if (std::shared_ptr<Kernel> kernel = kernels.Find(reinterpret_cast<CUkernel>(handle))) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<Context> context, CurrentContext());
+    return FunctionOf(*kernel, *context);
+  }
+  return CudaError(CUDA_ERROR_INVALID_HANDLE, "neither a function nor a kernel");
+}
+
+absl::StatusOr<std::shared_ptr<Function>> Driver::FunctionOf(Kernel& kernel, Context& context) {
+  if (!kernel.has_code) {
+    return CudaError(CUDA_ERROR_NO_BINARY_FOR_GPU,
+                     absl::StrCat("kernel ", kernel.info.name, ": the image holds no PTX"));
+  }
+  const std::shared_ptr<Library> library = kernel.library.lock();
+  if (library == nullptr) return CudaError(CUDA_ERROR_INVALID_HANDLE, "the library was unloaded");
+  ASSIGN_OR_RETURN(const std::shared_ptr<Module> module, LibraryModule(*library, context));
+  return module->functions[kernel.index];
+}
+
+absl::Status Driver::LinkLibrary(const std::shared_ptr<Library>& library, std::string* log) {
+  MutexLock lock(&library->mutex);
+  if (library->linked) return library->link_status;
+  library->linked = true;
+  if (library->texts.empty()) return absl::OkStatus();
+  std::string own_log;
+  absl::StatusOr<std::unique_ptr<Program>> program =
+      LinkProgram(library->texts, log == nullptr ? &own_log : log);
+  library->link_status = program.status();
+  if (!program.ok()) return program.status();
+  library->spare = *std::move(program);
+  library->variables = library->spare->variables();
+  for (size_t i = 0; i < library->spare->kernels().size(); ++i) {
+    auto kernel = std::make_shared<Kernel>();
+    kernel->handle = kernels.NewHandle();
+    kernel->info = library->spare->kernels()[i];
+    kernel->index = i;
+    kernel->library = library;
+    kernel->library_handle = library->handle;
+    for (int device = 0; device < device_count(); ++device) {
+      kernel->settings.push_back(std::make_shared<FunctionSettings>());
+    }
+    kernels.Insert(kernel->handle, kernel);
+    library->kernels.push_back(std::move(kernel));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Module>> Driver::LibraryModule(Library& library, Context& context) {
+  // Linked and placed under the library's mutex: a second thread that wants it waits for it.
+  MutexLock lock(&library.mutex);
+  if (const auto found = library.modules.find(context.id); found != library.modules.end()) {
+    return found->second;
+  }
+  RETURN_IF_ERROR(library.link_status);
+  std::unique_ptr<Program> program = std::move(library.spare);
+  if (program == nullptr && !library.texts.empty()) {
+    std::string log;
+    ASSIGN_OR_RETURN(program, LinkProgram(library.texts, &log));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<Module> module,
+                   PlaceProgram(std::move(program), context, memory));
+  for (const std::shared_ptr<Function>& function : module->functions) {
+    function->settings = library.kernels[function->index]->settings[context.device];
+  }
+  module->of_library = true;
+  RegisterModule(module);
+  library.modules.emplace(context.id, module);
+  return module;
+}
+
+void Driver::RegisterModule(const std::shared_ptr<Module>& module) {
+  module->handle = modules.NewHandle();
+  for (const std::shared_ptr<Function>& function : module->functions) {
+    function->handle = functions.NewHandle();
+    function->module = module->handle;
+    functions.Insert(function->handle, function);
+  }
+  modules.Insert(module->handle, module);
+}
+
+void Driver::UnloadModule(const std::shared_ptr<Module>& module) {
+  modules.Remove(module->handle);
+  for (const std::shared_ptr<Function>& function : module->functions) {
+    functions.Remove(function->handle);
+  }
+  if (const std::shared_ptr<Context> context = module->context.lock()) {
+    (void)context->SynchronizeAll();
+  }
+  if (module->variable_memory != 0) {
+    // The context may have been destroyed meanwhile, and its memory with it.
+    (void)memory.Free(module->variable_memory);
+  }
+}
+
+void Driver::WaitForDevice(int device) {
+  for (const std::shared_ptr<Context>& context : contexts.All()) {
+    if (context->device == device) (void)context->SynchronizeAll();
+  }
+}
+
+}  // namespace fargpu::softgpu

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "softgpu/driver/module.h"
+
+namespace fargpu::softgpu {
+
+// The attributes of a kernel under its settings.
+absl::StatusOr<int> GetFunctionAttribute(const KernelInfo& info, const FunctionSettings& settings,
+                                         CUfunction_attribute attribute);
+absl::Status SetFunctionAttribute(const KernelInfo& info, FunctionSettings& settings,
+                                  CUfunction_attribute attribute, int value);
+// The most dynamic shared memory that a launch may ask for.
+int MaxDynamicSharedBytes(const KernelInfo& info, const FunctionSettings& settings);
+
+// How many blocks of that size a multiprocessor holds at once: the occupancy formula over the
+// limits in device_attributes.h.
+int ActiveBlocksPerMultiprocessor(const KernelInfo& info, int block_threads,
+                                  size_t dynamic_shared_bytes);
+
+}  // namespace fargpu::softgpu

@@ -1,0 +1,183 @@
+#include "softgpu/runtime/work_queue.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <limits>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "common/log.h"
+
+namespace fargpu::softgpu {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+// How long an idle worker stays. Long enough that a program which synchronises between launches
+// keeps its thread, short enough that a burst of streams leaves nothing behind.
+constexpr seconds kWorkerIdleTime{10};
+// Waits look again now and then, so that a lost wake-up would be a delay and not a hang.
+constexpr seconds kRecheck{1};
+
+// Handlers of the application belong on its own threads. Faults stay deliverable: the execution
+// engine turns those of kernels into CUDA errors.
+void BlockSignals() {
+  sigset_t set;
+  sigfillset(&set);
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&set, fault);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+}  // namespace
+
+// Threads that run queues. Never destroyed: threads may be inside it when the process ends.
+class WorkerPool {
+ public:
+  static WorkerPool& Get() {
+    static WorkerPool* const pool = new WorkerPool;
+    return *pool;
+  }
+
+  void Run(std::shared_ptr<WorkQueue> queue) {
+    {
+      MutexLock lock(&mutex_);
+      ready_.push_back(std::move(queue));
+      // Each queue in `ready_` has a waiting worker of its own: a queue that waits for another one
+      // must never keep that one from running.
+      if (ready_.size() <= waiting_) {
+        work_.Signal();
+        return;
+      }
+    }
+    // Created with all signals blocked, so that none slips in before the thread blocks them.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      std::thread([this] { Loop(); }).detach();
+    } catch (const std::system_error& error) {
+      // The queue stays in `ready_`; a worker that becomes free takes it.
+      FARGPU_LOG(kError, "softgpu: no thread for a busy stream: ", error.what());
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void Stop(milliseconds patience) {
+    const auto deadline = steady_clock::now() + patience;
+    MutexLock lock(&mutex_);
+    stopping_.store(true, std::memory_order_release);
+    while (busy_ > 0) {
+      const auto left = deadline - steady_clock::now();
+      if (left <= steady_clock::duration::zero()) return;
+      ended_.WaitFor(&mutex_, left);
+    }
+  }
+
+  bool stopping() const { return stopping_.load(std::memory_order_acquire); }
+
+ private:
+  void Loop() {
+    BlockSignals();
+    MutexLock lock(&mutex_);
+    while (true) {
+      const auto deadline = steady_clock::now() + kWorkerIdleTime;
+      ++waiting_;
+      while (ready_.empty()) {
+        const auto left = deadline - steady_clock::now();
+        if (left <= steady_clock::duration::zero() || stopping()) break;
+        work_.WaitFor(&mutex_, left);
+      }
+      --waiting_;
+      // Queues that are ready are taken even when stopping: RunOnWorker() then only gives them back.
+      if (ready_.empty()) return;
+      std::shared_ptr<WorkQueue> queue = std::move(ready_.front());
+      ready_.pop_front();
+      ++busy_;
+      mutex_.Unlock();
+      queue->RunOnWorker();
+      queue.reset();
+      mutex_.Lock();
+      --busy_;
+      if (stopping()) ended_.SignalAll();
+    }
+  }
+
+  Mutex mutex_;
+  CondVar work_;
+  CondVar ended_;
+  std::deque<std::shared_ptr<WorkQueue>> ready_ ABSL_GUARDED_BY(mutex_);
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t busy_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<bool> stopping_{false};
+};
+
+uint64_t WorkQueue::Submit(std::function<void()> work, std::vector<Dependency> dependencies,
+                           RunOn run_on, Wake wake) {
+  MutexLock lock(&mutex_);
+  items_.push_back({std::move(work), std::move(dependencies), run_on});
+  const uint64_t position = submitted_.load(std::memory_order_relaxed) + 1;
+  submitted_.store(position, std::memory_order_release);
+  if (wake == Wake::kYes) WakeWorker();
+  return position;
+}
+
+void WorkQueue::WakeWorker() {
+  if (running_) return;
+  running_ = true;
+  WorkerPool::Get().Run(shared_from_this());
+}
+
+void WorkQueue::RunOnWorker() {
+  MutexLock lock(&mutex_);
+  RunItems(RunOn::kWorker, std::numeric_limits<uint64_t>::max());
+}
+
+void WorkQueue::RunItems(RunOn caller, uint64_t last) {
+  while (!items_.empty() && completed_.load(std::memory_order_relaxed) < last) {
+    // Checked for each item: workers start nothing more once the process is ending, and threads
+    // of the application then drop what only a worker may run.
+    const bool stopped = WorkersStopped();
+    if (caller == RunOn::kWorker && stopped) break;
+    if (caller != RunOn::kWorker && items_.front().run_on == RunOn::kWorker && !stopped) break;
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    mutex_.Unlock();
+    for (const Dependency& dependency : item.dependencies) {
+      dependency.queue->Wait(dependency.position);
+    }
+    if (item.work && (caller == RunOn::kWorker || item.run_on == RunOn::kAnyThread)) item.work();
+    // What the item holds on to (buffers, modules) goes before anyone is told that it is done.
+    item = Item{};
+    mutex_.Lock();
+    completed_.fetch_add(1, std::memory_order_release);
+    progress_.SignalAll();
+  }
+  running_ = false;
+  if (!items_.empty() && !WorkersStopped()) WakeWorker();
+  progress_.SignalAll();
+}
+
+void WorkQueue::Wait(uint64_t position) {
+  if (Completed(position)) return;
+  MutexLock lock(&mutex_);
+  while (!Completed(position)) {
+    if (!running_) {
+      running_ = true;
+      RunItems(RunOn::kAnyThread, position);
+    } else if (WorkersStopped()) {
+      return;
+    } else {
+      progress_.WaitFor(&mutex_, kRecheck);
+    }
+  }
+}
+
+void StopWorkers(milliseconds patience) { WorkerPool::Get().Stop(patience); }
+bool WorkersStopped() { return WorkerPool::Get().stopping(); }
+
+}  // namespace fargpu::softgpu
