@@ -42,7 +42,7 @@ trap finish EXIT
 export FARGPU_SOFTGPU="${FARGPU_SOFTGPU:-memory=2GiB}"
 "$fargpu" up >&2
 mkdir "$FARGPU_HOME/figures"
-bench_measure "$FARGPU_HOME/figures" "$build/perf" "$build/lib/softgpu" "$fargpu" tcp shm
+bench_measure "$FARGPU_HOME/figures" "$build/perf" "$build/softgpu" "$fargpu" tcp shm
 bench_print "$FARGPU_HOME/figures" tcp shm
 bench_json "$FARGPU_HOME/figures" tcp shm >"$output"
 echo

@@ -11,7 +11,7 @@ import unittest
 from harness import (BIN, CUDA_LIBRARIES, E2eTest, PROGRAMS, Pool, SLOWNESS, clean_environment,
                      cpu_seconds, run_command, wait_until)
 
-CLIENT = pathlib.Path(os.environ.get('FARGPU_E2E_CLIENT', 'build/dev/lib/client')).resolve()
+CLIENT = pathlib.Path(os.environ.get('FARGPU_E2E_CLIENT', 'build/dev/client')).resolve()
 
 # Opens a session by the driver API and then does nothing until it is killed.
 IDLE_PROGRAM = '''

@@ -17,8 +17,7 @@ def kill(pool, name):
 
 
 def lease_ids(pool):
-    rows = pool.leases()
-    return sorted(row.get('lease') or row.get('id') or str(row) for row in rows)
+    return sorted(row['lease'] for row in pool.leases())
 
 
 class DeathsTest(E2eTest):

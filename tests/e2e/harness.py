@@ -22,7 +22,7 @@ import unittest
 # Where things are; CMake sets the variables.
 BIN = pathlib.Path(os.environ.get('FARGPU_E2E_BIN', 'build/dev/bin')).resolve()
 PROGRAMS = pathlib.Path(os.environ.get('FARGPU_E2E_PROGRAMS', 'build/dev/programs')).resolve()
-SOFTGPU = pathlib.Path(os.environ.get('FARGPU_E2E_SOFTGPU', 'build/dev/lib/softgpu')).resolve()
+SOFTGPU = pathlib.Path(os.environ.get('FARGPU_E2E_SOFTGPU', 'build/dev/softgpu')).resolve()
 CUDA_LIBRARIES = os.environ.get('FARGPU_E2E_CUDA_LIBRARIES', '/usr/local/cuda/lib64')
 # Sanitizers and a busy machine make everything slower, limits that we promise included.
 SLOWNESS = float(os.environ.get('FARGPU_E2E_SLOWNESS', '1'))

@@ -56,7 +56,7 @@ PAYLOADS = {
 class HostilePeersTest(E2eTest):
 
     def lines_about_strangers(self, pool):
-        return [line for line in pool.log_of('fargpud').splitlines() if line.strip()]
+        return [line for line in pool.log_of('daemon').splitlines() if line.strip()]
 
     def assert_turned_away(self, pool, endpoint, payload, shut_down):
         before = len(self.lines_about_strangers(pool))

@@ -94,7 +94,7 @@ class LeasesTest(E2eTest):
 
 def sessions(pool):
     """Sessions that the broker knows of, over all leases."""
-    return sum(int(row.get('sessions', '0') or '0') for row in pool.leases())
+    return sum(int(row['sessions']) for row in pool.leases())
 
 
 if __name__ == '__main__':
