@@ -20,7 +20,7 @@ while (($#)); do
   case "$1" in
     --preset) preset="${2:?--preset needs a name}" && shift ;;
     --output) output="${2:?--output needs a file}" && shift ;;
-    --quick) bench_arguments=(--quick) ;;
+    --quick) bench_arguments=(--quick) ;; # read by bench_measure
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
   esac

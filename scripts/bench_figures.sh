@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by bench.sh and gpu-check.sh: runs the bench programs and puts their figures side by side.
 # Needs bash and awk only, because gpu-check.sh runs on machines that have nothing else.
 #

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by every script here: where things are. Sets nothing that the caller has set.
 #
 #   FARGPU_ROOT   the source tree
