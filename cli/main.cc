@@ -1,0 +1,39 @@
+// fargpu: the command.
+#include <iostream>
+
+#include "cli/verb.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("Runs CUDA programs on cards of other machines.", "fargpu");
+  app.footer(
+      "Example:\n"
+      "  fargpu up\n"
+      "  fargpu run --memory 4GiB --cores 30 -- ./app\n"
+      "  fargpu pool\n"
+      "  fargpu down\n"
+      "`fargpu VERB --help` tells more.");
+  app.require_subcommand(1);
+  fargpu::cli::GlobalOptions globals;
+  app.add_option("--broker", globals.broker,
+                 "HOST:PORT or unix:/path of the broker (default: FARGPU_BROKER, else what `fargpu "
+                 "up` started, else 127.0.0.1:4830)");
+  fargpu::cli::Action action;
+  fargpu::cli::AddUp(app, &action);
+  fargpu::cli::AddDown(app, &action);
+  fargpu::cli::AddRun(app, globals, &action);
+  fargpu::cli::AddPool(app, globals, &action);
+  fargpu::cli::AddLeases(app, globals, &action);
+  fargpu::cli::AddVersion(app, globals, &action);
+  // --broker may also stand behind the verb.
+  for (CLI::App* verb : app.get_subcommands({})) verb->fallthrough();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    const bool run = app.got_subcommand("run");
+    std::cerr << "fargpu: " << error.what() << "; see `fargpu " << (run ? "run " : "")
+              << "--help`\n";
+    return run ? fargpu::cli::kExitRunFailed : fargpu::cli::kExitUsage;
+  }
+  return action();
+}

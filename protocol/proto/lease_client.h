@@ -1,0 +1,77 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "common/mutex.h"
+#include "protocol/lease_file.h"
+#include "protocol/proto/broker.grpc.pb.h"
+#include "protocol/proto/grpc_support.h"
+
+namespace fargpu {
+
+// A connection to a broker. Any thread.
+class BrokerClient {
+ public:
+  // kUnavailable if no broker answers at `address` within `timeout` (a refused connection is known
+  // at once); kInvalidArgument for what is no address.
+  static absl::StatusOr<std::unique_ptr<BrokerClient>> Connect(const std::string& address,
+                                                               const TlsFiles& tls,
+                                                               absl::Duration timeout);
+
+  const std::string& address() const { return address_; }
+  broker::v1::Broker::Stub& stub() { return *stub_; }
+  // Whether the connection stands now. Tells a broker that says UNAVAILABLE from one that is gone.
+  bool IsConnected();
+
+  // Waits for the connection as Connect does.
+  absl::Status WaitConnected(absl::Duration timeout);
+
+ private:
+  BrokerClient(std::string address, std::shared_ptr<grpc::Channel> channel);
+
+  const std::string address_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<broker::v1::Broker::Stub> stub_;
+};
+
+// A lease that is renewed until it is released. It outlives a broker that is away for a while.
+class LeaseHolder {
+ public:
+  // Sets request.request_id if it is empty, and repeats the call when the connection breaks, which
+  // is why this never takes two leases. Waits request.wait_ms and some seconds. `client` must
+  // outlive the holder.
+  static absl::StatusOr<std::unique_ptr<LeaseHolder>> Allocate(BrokerClient* client,
+                                                               broker::v1::AllocateRequest request);
+  // Releases, without a word if that fails: the lease then ends by its time-to-live.
+  ~LeaseHolder();
+
+  const LeaseFile& file() const { return file_; }
+  // Stops renewing and gives the lease back. OK if it is over already.
+  absl::Status Release(const std::string& reason);
+
+ private:
+  LeaseHolder(BrokerClient* client, LeaseFile file, absl::Duration ttl);
+  void RunRenewals();
+  void StopRenewals();
+
+  BrokerClient* const client_;
+  const LeaseFile file_;
+  const absl::Duration renew_every_;
+  bool released_ = false;
+  Mutex mutex_;
+  CondVar stopped_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread renewals_;
+};
+
+// What a client needs of the answer to Allocate. kInvalidArgument if the broker's answer is not
+// sound.
+absl::StatusOr<LeaseFile> ToLeaseFile(const broker::v1::AllocateResponse& response);
+
+}  // namespace fargpu
