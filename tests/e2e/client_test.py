@@ -9,7 +9,7 @@ import time
 import unittest
 
 from harness import (BIN, CUDA_LIBRARIES, E2eTest, PROGRAMS, Pool, SLOWNESS, clean_environment,
-                     cpu_seconds, run_command, wait_until)
+                     cpu_seconds, preloaded, run_command, wait_until)
 
 CLIENT = pathlib.Path(os.environ.get('FARGPU_E2E_CLIENT', 'build/dev/client')).resolve()
 
@@ -41,7 +41,7 @@ class ClientTest(E2eTest):
         watched_s = 3
         for transport in ('tcp', 'shm'):
             with self.subTest(transport), Pool(FARGPU_TRANSPORT=transport) as pool:
-                program = pool.start(sys.executable, '-c', IDLE_PROGRAM)
+                program = pool.start(*preloaded(sys.executable), '-c', IDLE_PROGRAM)
                 program.wait_for_output('ready')
                 pids = [*pool.pids('fargpu-broker'), *pool.pids('fargpud'), *pool.pids('fargpu-worker'),
                         program.pid_of(os.path.basename(sys.executable))]
@@ -66,13 +66,13 @@ class ClientTest(E2eTest):
         with tempfile.TemporaryDirectory(prefix='fg') as home:
             environment = clean_environment(FARGPU_HOME=home, HOME=home, FARGPU_LOG='info')
             environment['LD_LIBRARY_PATH'] = f'{CLIENT}:{CUDA_LIBRARIES}'
-            result = run_command([PROGRAMS / 'no_device'], environment, 20 * SLOWNESS)
+            result = run_command(preloaded(PROGRAMS / 'no_device'), environment, 20 * SLOWNESS)
             self.assert_succeeds(result)
             self.assertIn(b'cudaGetDeviceCount: cudaErrorNoDevice', result.stdout)
             lines = [line for line in result.stderr.splitlines() if line]
             self.assertEqual(1, len(lines), result.stderr)
             environment.pop('FARGPU_LOG')
-            quiet = run_command([PROGRAMS / 'no_device'], environment, 20 * SLOWNESS)
+            quiet = run_command(preloaded(PROGRAMS / 'no_device'), environment, 20 * SLOWNESS)
             self.assertEqual('', quiet.stderr)
 
     def test_daemon_out_of_reach(self):
@@ -85,7 +85,7 @@ class ClientTest(E2eTest):
             environment = clean_environment(FARGPU_HOME=home, FARGPU_LEASE=lease, FARGPU_LOG='info')
             environment['LD_LIBRARY_PATH'] = f'{CLIENT}:{CUDA_LIBRARIES}'
             started = time.monotonic()
-            result = run_command([PROGRAMS / 'vector_add'], environment, 30 * SLOWNESS)
+            result = run_command(preloaded(PROGRAMS / 'vector_add'), environment, 30 * SLOWNESS)
             self.assertNotEqual(0, result.status)
             self.assertIn('cudaError', result.stderr)
             self.assertLess(time.monotonic() - started, 15 * SLOWNESS)

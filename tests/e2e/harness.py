@@ -27,6 +27,9 @@ CUDA_LIBRARIES = os.environ.get('FARGPU_E2E_CUDA_LIBRARIES', '/usr/local/cuda/li
 # Sanitizers and a busy machine make everything slower, limits that we promise included.
 SLOWNESS = float(os.environ.get('FARGPU_E2E_SLOWNESS', '1'))
 
+# The sanitizer's runtime, which must be the first library of a program that is not built with it.
+PRELOAD = os.environ.get('FARGPU_E2E_PRELOAD', '')
+
 RUN_LIMIT_S = 90 * SLOWNESS
 MIB = 1 << 20
 
@@ -52,6 +55,11 @@ def wait_until(condition, limit_s, what):
         if time.monotonic() > deadline:
             raise AssertionError(f'not within {limit_s:g} s: {what}')
         time.sleep(0.02)
+
+
+def preloaded(program):
+    """A command that runs `program` in a sanitizer's build too."""
+    return ['/usr/bin/env', f'LD_PRELOAD={PRELOAD}', program] if PRELOAD else [program]
 
 
 @dataclasses.dataclass
@@ -183,8 +191,10 @@ class Pool:
     def __init__(self, softgpu='memory=4GiB', **environment):
         # Short, because the path of a unix socket has a limit of 107 bytes.
         self.home = pathlib.Path(tempfile.mkdtemp(prefix='fg', dir='/tmp'))
+        # Reports of sanitizers, of all processes; leaks are for unit tests, programs exit as they are.
+        reports = f'detect_leaks=0:log_path={self.home}/sanitizer' if PRELOAD else None
         self.environment = clean_environment(FARGPU_HOME=self.home / 'h', FARGPU_SOFTGPU=softgpu,
-                                             **environment)
+                                             ASAN_OPTIONS=reports, UBSAN_OPTIONS=reports, **environment)
         self._programs = []
 
     def __enter__(self):
@@ -204,13 +214,16 @@ class Pool:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            reports = ''.join(path.read_text(errors='replace') for path in self.home.glob('sanitizer*'))
             if kind is not None:
-                print(self.logs())
+                print(self.logs(), reports)
             shutil.rmtree(self.home, ignore_errors=True)
         if kind is None:
             if isinstance(down, AssertionError) or down.status != 0:
                 raise AssertionError('fargpu down failed: '
                                      + (str(down) if isinstance(down, AssertionError) else down.explain()))
+            if reports:
+                raise AssertionError(reports)
             if left:
                 raise AssertionError(f'fargpu down left processes running: {left}')
 
@@ -239,8 +252,8 @@ class Pool:
     # Programs.
 
     def _run_arguments(self, program, arguments, memory, cores):
-        path = program if '/' in str(program) else PROGRAMS / program
-        return [BIN / 'fargpu', 'run', '--memory', memory, '--cores', str(cores), '--', path, *arguments]
+        path = [program] if '/' in str(program) else preloaded(PROGRAMS / program)
+        return [BIN / 'fargpu', 'run', '--memory', memory, '--cores', str(cores), '--', *path, *arguments]
 
     def run(self, program, *arguments, memory='1GiB', cores=30, limit_s=RUN_LIMIT_S, **environment):
         return run_command(self._run_arguments(program, arguments, memory, cores),
@@ -292,7 +305,9 @@ def run_directly(program, *arguments, softgpu='memory=4GiB', **environment):
     """The program on the software device without a network: what its remote output must equal."""
     extra = clean_environment(FARGPU_SOFTGPU=softgpu, **environment)
     extra['LD_LIBRARY_PATH'] = f'{SOFTGPU}:{CUDA_LIBRARIES}'
-    return run_command([PROGRAMS / program, *arguments], extra)
+    if PRELOAD:
+        extra['ASAN_OPTIONS'] = 'detect_leaks=0'
+    return run_command([*preloaded(PROGRAMS / program), *arguments], extra)
 
 
 class E2eTest(unittest.TestCase):

@@ -7,14 +7,14 @@ import socket
 import struct
 import unittest
 
-from harness import E2eTest, PROGRAMS, Pool, SLOWNESS, wait_until
+from harness import E2eTest, PROGRAMS, Pool, SLOWNESS, preloaded, wait_until
 
 # The daemon gives a stranger 5 s to prove the secret.
 TURNED_AWAY_LIMIT_S = 8 * SLOWNESS
 SHOW_LEASE = 'cat "$FARGPU_LEASE"'
 # Runs a program with a lease file in which something was changed.
 WITH_CHANGED_LEASE = ('sed "$1" "$FARGPU_LEASE" > "$2" && chmod 600 "$2" && export FARGPU_LEASE="$2" '
-                      '&& exec "$3"')
+                      '&& shift 2 && exec "$@"')
 
 
 def endpoints(pool):
@@ -115,7 +115,7 @@ class HostilePeersTest(E2eTest):
                         result = pool.run('/bin/sh', '-c', WITH_CHANGED_LEASE, 'sh',
                                           f'{change}; /^endpoint {other}:/d',
                                           str(pool.home / f'{kind}{len(change)}'),
-                                          str(PROGRAMS / 'vector_add'), limit_s=30 * SLOWNESS)
+                                          *map(str, preloaded(PROGRAMS / 'vector_add')), limit_s=30 * SLOWNESS)
                         self.assertNotEqual(0, result.status)
                         self.assertIn('cudaError', result.stderr)
                         wait_until(lambda: any('secret' in line or 'lease' in line for line in

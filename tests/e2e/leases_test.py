@@ -3,7 +3,7 @@
 import signal
 import unittest
 
-from harness import E2eTest, PROGRAMS, Pool, SLOWNESS, run_directly, wait_until
+from harness import E2eTest, PROGRAMS, Pool, SLOWNESS, preloaded, run_directly, wait_until
 
 GIVEN_BACK_LIMIT_S = 2 * SLOWNESS
 
@@ -63,7 +63,7 @@ class LeasesTest(E2eTest):
         with Pool(softgpu='devices=2,memory=1GiB') as pool:
             self.assertEqual(2, len(pool.pool()))
             result = pool.command('run', '--memory', '512MiB', '--count', '2', '--',
-                                  str(PROGRAMS / 'device_query'))
+                                  *map(str, preloaded(PROGRAMS / 'device_query')))
             self.assert_succeeds(result)
             self.assertIn(b'devices: 2\n', result.stdout)
 
