@@ -1,0 +1,126 @@
+#include <sched.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "softgpu/exec/launch.h"
+#include "softgpu/exec/worker.h"
+
+namespace fargpu::softgpu {
+
+void Launch::Fail(absl::Status new_status) {
+  MutexLock lock(&mutex);
+  if (status.ok()) status = std::move(new_status);
+  failed.store(true, std::memory_order_relaxed);
+}
+
+void Launch::Print(absl::string_view text) {
+  MutexLock lock(&print_mutex);
+  if (config->printf_sink) config->printf_sink(text);
+}
+
+namespace {
+
+int Cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+Worker* ThreadWorker() {
+  static thread_local std::unique_ptr<Worker> worker;
+  if (worker == nullptr) worker = std::make_unique<Worker>();
+  return worker.get();
+}
+
+// Threads that help with grids that have more than one block. They live as long as the process
+// does, and are never joined: the process may end at any time.
+class Pool {
+ public:
+  static Pool& Get() {
+    static Pool* const pool = new Pool;
+    return *pool;
+  }
+
+  void Run(Launch* launch) {
+    const bool shared = launch->blocks > 1 && threads_ > 0;
+    if (shared) {
+      MutexLock lock(&mutex_);
+      Start();
+      queue_.push_back(launch);
+      work_.SignalAll();
+    }
+    ThreadWorker()->RunBlocks(launch);
+    if (!shared) return;
+    MutexLock lock(&mutex_);
+    const auto at = std::find(queue_.begin(), queue_.end(), launch);
+    if (at != queue_.end()) queue_.erase(at);
+    while (launch->helpers > 0) done_.WaitFor(&mutex_, std::chrono::seconds(1));
+  }
+
+ private:
+  Pool() : threads_(Cores() - 1) {}
+
+  void Start() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (started_) return;
+    started_ = true;
+    for (int k = 0; k < threads_; ++k) std::thread([this] { Help(); }).detach();
+  }
+
+  void Help() {
+    mutex_.Lock();
+    while (true) {
+      while (queue_.empty()) work_.WaitFor(&mutex_, std::chrono::seconds(60));
+      Launch* launch = queue_.front();
+      if (launch->next_block.load(std::memory_order_relaxed) >= launch->blocks ||
+          launch->failed.load(std::memory_order_relaxed)) {
+        queue_.pop_front();
+        continue;
+      }
+      ++launch->helpers;
+      mutex_.Unlock();
+      ThreadWorker()->RunBlocks(launch);
+      mutex_.Lock();
+      if (--launch->helpers == 0) done_.SignalAll();
+    }
+  }
+
+  const int threads_;
+  Mutex mutex_;
+  CondVar work_;
+  CondVar done_;
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<Launch*> queue_ ABSL_GUARDED_BY(mutex_);
+};
+
+// All blocks at once, spread over threads of their own: blocks of two cooperative grids that wait
+// for each other's threads would never end.
+void RunCooperative(Launch* launch) {
+  const uint64_t count = std::min<uint64_t>(launch->blocks, static_cast<uint64_t>(Cores()));
+  std::vector<std::thread> threads;
+  for (uint64_t k = 1; k < count; ++k) {
+    threads.emplace_back([launch, k, count] {
+      Worker worker;
+      worker.RunTogether(launch, k, count);
+    });
+  }
+  ThreadWorker()->RunTogether(launch, 0, count);
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+absl::Status RunGrid(Launch* launch) {
+  if (launch->config->cooperative) {
+    RunCooperative(launch);
+  } else {
+    Pool::Get().Run(launch);
+  }
+  MutexLock lock(&launch->mutex);
+  return launch->status;
+}
+
+}  // namespace fargpu::softgpu

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+#include "common/mutex.h"
+#include "softgpu/compiler.h"
+#include "softgpu/llvm/jit.h"
+
+namespace fargpu::softgpu {
+
+// One grid on its way: what all blocks share. Lives on the stack of the thread that launches.
+struct Launch {
+  const LaunchConfig* config = nullptr;
+  std::string kernel_name;
+  WarpFunction function = nullptr;
+  const uint64_t* variables = nullptr;
+  uint64_t params = 0;  // address in the device window
+  uint64_t local_bytes = 0;  // per thread
+  uint64_t shared_bytes = 0;
+  uint64_t blocks = 0;
+
+  std::atomic<uint64_t> next_block{0};
+  std::atomic<bool> failed{false};
+
+  // Keeps the first error and makes the other blocks stop.
+  void Fail(absl::Status status);
+  void Print(absl::string_view text);
+
+  Mutex mutex;
+  absl::Status status ABSL_GUARDED_BY(mutex);
+  Mutex print_mutex;
+  // Managed by the pool.
+  int helpers = 0;
+};
+
+// Runs all blocks of `launch` on the calling thread and the process-wide pool; returns when the
+// last block has ended. Blocks start in the order of their index.
+absl::Status RunGrid(Launch* launch);
+
+}  // namespace fargpu::softgpu

@@ -1,0 +1,205 @@
+#include <cuda.h>
+
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/cuda_error.h"
+#include "common/mutex.h"
+#include "common/status_macros.h"
+#include "softgpu/compiler.h"
+#include "softgpu/exec/launch.h"
+#include "softgpu/exec/worker.h"
+#include "softgpu/llvm/jit.h"
+#include "softgpu/passes/flatten_kernel.h"
+#include "softgpu/passes/link_modules.h"
+#include "softgpu/ptx/parser.h"
+
+namespace fargpu::softgpu {
+namespace {
+
+// A kernel launched with more block shapes than this gets code for any shape.
+constexpr int kMaxShapes = 8;
+
+// Parameter blocks in the device window, reused from launch to launch.
+class ParamBlocks {
+ public:
+  static constexpr uint64_t kBytes = 32768;  // the largest parameter block of PTX is 32764 bytes
+  static ParamBlocks& Get() {
+    static ParamBlocks* const blocks = new ParamBlocks;
+    return *blocks;
+  }
+  uint64_t Take() {
+    {
+      MutexLock lock(&mutex_);
+      if (!free_.empty()) {
+        const uint64_t address = free_.back();
+        free_.pop_back();
+        return address;
+      }
+    }
+    return ReserveWindowRange(kBytes);
+  }
+  void Give(uint64_t address) {
+    MutexLock lock(&mutex_);
+    free_.push_back(address);
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
+};
+
+class CompiledProgram : public Program {
+ public:
+  CompiledProgram(std::unique_ptr<LinkedProgram> linked)
+      : linked_(std::move(linked)), entries_(linked_->kernels().size()) {}
+
+  const std::vector<KernelInfo>& kernels() const override { return linked_->kernels(); }
+  const std::vector<VariableInfo>& variables() const override { return linked_->variables(); }
+
+  void BindVariables(absl::Span<const uint64_t> addresses) override {
+    addresses_.assign(addresses.begin(), addresses.end());
+    addresses_.resize(linked_->variables().size());
+  }
+
+  std::vector<char> InitialContents(size_t variable) const override {
+    const SymbolRef& ref = linked_->variable_ref(variable);
+    const ptx::Variable& v = linked_->modules()[ref.module]->variables[ref.index];
+    std::vector<char> bytes = v.initializer.bytes;
+    bytes.resize(v.size);
+    for (const ptx::Initializer::Address& a : v.initializer.addresses) {
+      const SymbolRef target = linked_->Resolve(ref.module, a.symbol);
+      if (target.kind != SymbolRef::Kind::kVariable ||
+          static_cast<size_t>(target.program_variable) >= addresses_.size()) {
+        continue;  // a function's address, which nothing can call yet, stays zero
+      }
+      const uint64_t address = addresses_[target.program_variable] + static_cast<uint64_t>(a.addend);
+      const uint64_t shifted = address >> a.shift;
+      if (a.position + a.bytes <= bytes.size()) {
+        std::memcpy(bytes.data() + a.position, &shifted, std::min<size_t>(a.bytes, 8));
+      }
+    }
+    return bytes;
+  }
+
+  absl::Status Launch(size_t kernel, const LaunchConfig& config) override {
+    if (kernel >= kernels().size()) {
+      return CudaError(CUDA_ERROR_INVALID_HANDLE,
+                       absl::StrCat("kernel ", kernel, " of a program that has ", kernels().size()));
+    }
+    const KernelInfo& info = kernels()[kernel];
+    const uint64_t threads = uint64_t{config.block.x} * config.block.y * config.block.z;
+    if (threads == 0 || threads > info.max_threads_per_block || config.block.x > 1024 || config.block.y > 1024) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("kernel ", info.name, ": blocks of ", config.block.x, " x ", config.block.y,
+                                    " x ", config.block.z, " threads; at most ", info.max_threads_per_block,
+                                    " are allowed"));
+    }
+    if (config.params.size() < info.param_bytes || config.params.size() > ParamBlocks::kBytes) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("kernel ", info.name, ": ", config.params.size(), " bytes of parameters, not ",
+                                    info.param_bytes));
+    }
+    fargpu::softgpu::Launch launch;
+    launch.blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
+    if (launch.blocks == 0) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE, absl::StrCat("kernel ", info.name, ": the grid is empty"));
+    }
+    ASSIGN_OR_RETURN(const Code code, CodeFor(kernel, config.block));
+    launch.config = &config;
+    launch.kernel_name = info.name;
+    launch.function = code.function;
+    launch.local_bytes = code.local_bytes;
+    launch.variables = addresses_.data();
+    const uint64_t static_bytes = info.static_shared_bytes;
+    launch.shared_bytes = config.dynamic_shared_bytes == 0
+                              ? static_bytes
+                              : (static_bytes + 15) / 16 * 16 + config.dynamic_shared_bytes;
+    launch.params = ParamBlocks::Get().Take();
+    if (launch.params == 0) {
+      return CudaError(CUDA_ERROR_OUT_OF_MEMORY, "no room in the device window for parameters");
+    }
+    if (!config.params.empty()) {
+      std::memcpy(reinterpret_cast<void*>(launch.params), config.params.data(), config.params.size());
+    }
+    absl::Status status = RunGrid(&launch);
+    ParamBlocks::Get().Give(launch.params);
+    return status;
+  }
+
+ private:
+  struct Code {
+    WarpFunction function = nullptr;
+    uint64_t local_bytes = 0;
+  };
+  struct Entry {
+    Mutex mutex;
+    bool flattened ABSL_GUARDED_BY(mutex) = false;
+    absl::Status status ABSL_GUARDED_BY(mutex);  // of flattening
+    FlatKernel flat ABSL_GUARDED_BY(mutex);
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, absl::StatusOr<WarpFunction>> code ABSL_GUARDED_BY(mutex);
+  };
+
+  absl::StatusOr<Code> CodeFor(size_t kernel, Dim3 block) {
+    ASSIGN_OR_RETURN(Jit * jit, GetJit());
+    Entry& entry = entries_[kernel];
+    MutexLock lock(&entry.mutex);
+    if (!entry.flattened) {
+      entry.flattened = true;
+      absl::StatusOr<FlatKernel> flat = FlattenKernel(*linked_, kernel);
+      entry.status = flat.status();
+      if (flat.ok()) entry.flat = *std::move(flat);
+    }
+    RETURN_IF_ERROR(entry.status);
+    std::tuple<uint32_t, uint32_t, uint32_t> shape = {block.x, block.y, block.z};
+    if (entry.code.find(shape) == entry.code.end() && entry.code.size() >= kMaxShapes) {
+      block = {0, 0, 0};
+      shape = {0, 0, 0};
+    }
+    auto it = entry.code.find(shape);
+    if (it == entry.code.end()) it = entry.code.emplace(shape, jit->Compile(entry.flat, block)).first;
+    if (!it->second.ok()) return it->second.status();
+    return Code{*it->second, entry.flat.local_bytes};
+  }
+
+  absl::StatusOr<Jit*> GetJit() {
+    MutexLock lock(&mutex_);
+    if (jit_ == nullptr) {
+      ASSIGN_OR_RETURN(jit_, Jit::Create());
+    }
+    return jit_.get();
+  }
+
+  std::unique_ptr<LinkedProgram> linked_;
+  std::vector<Entry> entries_;
+  std::vector<uint64_t> addresses_;
+  Mutex mutex_;
+  std::unique_ptr<Jit> jit_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Program>> Program::Link(absl::Span<const std::string> ptx_modules,
+                                                       std::string* log) {
+  std::vector<std::unique_ptr<ptx::Module>> modules;
+  const auto fail = [&](const absl::Status& status) {
+    if (log != nullptr) absl::StrAppend(log, status.message(), "\n");
+    return status;
+  };
+  for (size_t k = 0; k < ptx_modules.size(); ++k) {
+    absl::StatusOr<std::unique_ptr<ptx::Module>> module = ptx::ParseModule(ptx_modules[k]);
+    if (!module.ok()) {
+      const std::string prefix = ptx_modules.size() > 1 ? absl::StrCat("module ", k + 1, ": ") : "";
+      return fail(CudaError(CUDA_ERROR_INVALID_PTX, absl::StrCat(prefix, module.status().message())));
+    }
+    modules.push_back(*std::move(module));
+  }
+  absl::StatusOr<std::unique_ptr<LinkedProgram>> linked = LinkedProgram::Link(std::move(modules));
+  if (!linked.ok()) return fail(CudaError(CUDA_ERROR_INVALID_PTX, linked.status().message()));
+  return std::make_unique<CompiledProgram>(*std::move(linked));
+}
+
+}  // namespace fargpu::softgpu

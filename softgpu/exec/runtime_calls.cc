@@ -1,0 +1,231 @@
+// The functions that compiled code calls. They run on fibers: one that faults or fails leaves
+// without unwinding, so nothing here holds a lock or memory across an access to device memory.
+#include <cuda.h>
+#include <emmintrin.h>
+#include <time.h>
+
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/cuda_error.h"
+#include "softgpu/exec/atomics.h"
+#include "softgpu/exec/device_printf.h"
+#include "softgpu/exec/worker.h"
+
+namespace fargpu::softgpu {
+namespace {
+
+RunningWarp* WarpOf(WarpContext* context) { return static_cast<RunningWarp*>(context->block); }
+
+std::string Where(const WarpContext* c) {
+  const auto* warp = static_cast<const RunningWarp*>(c->block);
+  return absl::StrFormat("kernel %s, block (%u, %u, %u)", warp->block->launch->kernel_name, c->block_index[0],
+                         c->block_index[1], c->block_index[2]);
+}
+
+// The thread's coordinates, for messages.
+std::string ThreadOf(const WarpContext* c, int lane) {
+  const uint32_t linear = c->warp_index * kWarpSize + static_cast<uint32_t>(lane);
+  return absl::StrFormat("thread (%u, %u, %u)", linear % c->block_size[0],
+                         linear / c->block_size[0] % c->block_size[1],
+                         linear / c->block_size[0] / c->block_size[1]);
+}
+
+[[noreturn]] void EndLaunch(WarpContext* context, CUresult code, const std::string& message) {
+  WarpOf(context)->block->launch->Fail(CudaError(code, message));
+  Worker::Current()->Abandon();
+}
+
+void Fault(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, uint32_t line) {
+  const AddressWindow window = DeviceWindow();
+  // The lane to blame: the first that is out of bounds or misaligned. Offsets into shared or
+  // local memory are small numbers, outside the window.
+  for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    const uint64_t address = addresses[lane];
+    const bool in_window = address - window.base < window.size;
+    const bool misaligned = address % bytes != 0;
+    if (in_window && !misaligned) continue;
+    if (misaligned) {
+      EndLaunch(c, CUDA_ERROR_MISALIGNED_ADDRESS,
+                absl::StrFormat("%s, %s, PTX line %u: address 0x%x is not a multiple of %u", Where(c),
+                                ThreadOf(c, lane), line, address, bytes));
+    }
+    EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS,
+              absl::StrFormat("%s, %s, PTX line %u: access of %u bytes at 0x%x", Where(c), ThreadOf(c, lane), line,
+                              bytes, address));
+  }
+  EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS, absl::StrFormat("%s, PTX line %u: illegal address", Where(c), line));
+}
+
+void Trap(WarpContext* c, uint32_t line) {
+  EndLaunch(c, CUDA_ERROR_LAUNCH_FAILED, absl::StrFormat("%s: trap in PTX line %u", Where(c), line));
+}
+
+void Arrive(WarpContext* c, uint32_t id, uint32_t threads) {
+  RunningWarp* warp = WarpOf(c);
+  if (id >= RunningBlock::kBarriers || threads % kWarpSize != 0) {
+    EndLaunch(c, CUDA_ERROR_ILLEGAL_INSTRUCTION,
+              absl::StrFormat("%s: barrier %u for %u threads; there are %d barriers, and threads come in warps",
+                              Where(c), id, threads, RunningBlock::kBarriers));
+  }
+  RunningBlock* block = warp->block;
+  RunningBlock::Barrier& barrier = block->barriers[id];
+  barrier.expected = threads / kWarpSize;
+  ++barrier.arrived;
+  warp->state = RunningWarp::State::kWaiting;
+  warp->barrier = id;
+  Worker* worker = Worker::Current();
+  worker->ReleaseBarrier(block, id);
+  worker->Suspend();
+}
+
+void Barrier(WarpContext* c, uint32_t id, uint32_t threads) {
+  RunningWarp* warp = WarpOf(c);
+  // The last warp that lives needs no switch, and neither does a block of one warp.
+  if (threads == 0 && warp->block->live_warps == 1) return;
+  warp->predicates = warp->predicate_lanes = 0;
+  Arrive(c, id, threads);
+}
+
+uint32_t BarrierReduce(WarpContext* c, uint32_t id, uint32_t threads, uint32_t op, uint32_t predicates, uint32_t mask) {
+  RunningWarp* warp = WarpOf(c);
+  warp->predicates = predicates;
+  warp->predicate_lanes = mask;
+  warp->barrier_result = op;
+  Arrive(c, id, threads);
+  return warp->barrier_result;
+}
+
+void Yield(WarpContext* c) {
+  WarpOf(c)->yielded = true;
+  Worker::Current()->Suspend();
+}
+
+void Sleep(WarpContext* c, uint32_t nanoseconds) {
+  Yield(c);
+}
+
+void Load(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, void* out, uint32_t order) {
+  char* results = static_cast<char*>(out);
+  for (; mask != 0; mask &= mask - 1) {
+    const int lane = std::countr_zero(mask);
+    char* to = results + static_cast<size_t>(lane) * bytes;
+    const uint64_t at = addresses[lane];
+    switch (bytes) {
+      case 1: *reinterpret_cast<uint8_t*>(to) = __atomic_load_n(reinterpret_cast<const uint8_t*>(at), __ATOMIC_RELAXED); break;
+      case 2: *reinterpret_cast<uint16_t*>(to) = __atomic_load_n(reinterpret_cast<const uint16_t*>(at), __ATOMIC_RELAXED); break;
+      case 4: *reinterpret_cast<uint32_t*>(to) = __atomic_load_n(reinterpret_cast<const uint32_t*>(at), __ATOMIC_RELAXED); break;
+      case 8: *reinterpret_cast<uint64_t*>(to) = __atomic_load_n(reinterpret_cast<const uint64_t*>(at), __ATOMIC_RELAXED); break;
+      case 16:  // aligned 16-byte moves are single accesses on every CPU with AVX
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_load_si128(reinterpret_cast<const __m128i*>(at)));
+        break;
+      default: std::memcpy(to, reinterpret_cast<const void*>(at), bytes);
+    }
+  }
+  if (order == 2) std::atomic_thread_fence(std::memory_order_acquire);
+}
+
+void Store(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, const void* in, uint32_t order) {
+  if (order == 2) std::atomic_thread_fence(std::memory_order_release);
+  const char* values = static_cast<const char*>(in);
+  for (; mask != 0; mask &= mask - 1) {
+    const int lane = std::countr_zero(mask);
+    const char* from = values + static_cast<size_t>(lane) * bytes;
+    const uint64_t at = addresses[lane];
+    switch (bytes) {
+      case 1: __atomic_store_n(reinterpret_cast<uint8_t*>(at), *reinterpret_cast<const uint8_t*>(from), __ATOMIC_RELAXED); break;
+      case 2: __atomic_store_n(reinterpret_cast<uint16_t*>(at), *reinterpret_cast<const uint16_t*>(from), __ATOMIC_RELAXED); break;
+      case 4: __atomic_store_n(reinterpret_cast<uint32_t*>(at), *reinterpret_cast<const uint32_t*>(from), __ATOMIC_RELAXED); break;
+      case 8: __atomic_store_n(reinterpret_cast<uint64_t*>(at), *reinterpret_cast<const uint64_t*>(from), __ATOMIC_RELAXED); break;
+      case 16:
+        _mm_store_si128(reinterpret_cast<__m128i*>(at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+        break;
+      default: std::memcpy(reinterpret_cast<void*>(at), from, bytes);
+    }
+  }
+}
+
+void Atomic(WarpContext* c, uint32_t code, const uint64_t* addresses, uint32_t mask, const void* a, const void* b, void* out) {
+  RunAtomic(code, addresses, mask, a, b, out);
+}
+
+bool InWindow(uint64_t address) {
+  const AddressWindow window = DeviceWindow();
+  return address - window.base < window.size;
+}
+
+void Printf(WarpContext* c, const uint64_t* formats, const uint64_t* arguments, uint32_t mask, uint32_t* results) {
+  for (; mask != 0; mask &= mask - 1) {
+    const int lane = std::countr_zero(mask);
+    if (!InWindow(formats[lane]) || (arguments[lane] != 0 && !InWindow(arguments[lane]))) {
+      EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS,
+                absl::StrFormat("%s, %s: printf with a format at 0x%x", Where(c), ThreadOf(c, lane), formats[lane]));
+    }
+    int count = 0;
+    const std::string text = FormatDevicePrintf(reinterpret_cast<const char*>(formats[lane]),
+                                                reinterpret_cast<const char*>(arguments[lane]), &count);
+    results[lane] = static_cast<uint32_t>(count);
+    WarpOf(c)->block->launch->Print(text);
+  }
+}
+
+// At most this much of a string is shown in a message.
+constexpr size_t kMaxAssertText = 1024;
+
+std::string TextAt(uint64_t address) {
+  if (!InWindow(address)) return "?";
+  const char* text = reinterpret_cast<const char*>(address);
+  return std::string(text, strnlen(text, kMaxAssertText));
+}
+
+void Assert(WarpContext* c, const uint64_t* message, const uint64_t* file, const uint32_t* line, const uint64_t* function, uint32_t mask) {
+  std::string last;
+  for (; mask != 0; mask &= mask - 1) {
+    const int lane = std::countr_zero(mask);
+    const uint32_t linear = c->warp_index * kWarpSize + static_cast<uint32_t>(lane);
+    last = absl::StrFormat("%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n",
+                           TextAt(file[lane]), line[lane], TextAt(function[lane]), c->block_index[0],
+                           c->block_index[1], c->block_index[2], linear % c->block_size[0],
+                           linear / c->block_size[0] % c->block_size[1],
+                           linear / c->block_size[0] / c->block_size[1], TextAt(message[lane]));
+    WarpOf(c)->block->launch->Print(last);
+  }
+  EndLaunch(c, CUDA_ERROR_ASSERT, absl::StrCat(Where(c), ": ", last));
+}
+
+void Round(WarpContext* c, uint32_t code, const void* a, const void* b, const void* d, void* out) {
+  RunRounded(code, a, b, d, out);
+}
+
+uint64_t Nanoseconds(clockid_t clock) {
+  timespec now = {};
+  clock_gettime(clock, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+uint64_t Clock(WarpContext* c) { return Nanoseconds(CLOCK_MONOTONIC); }  // a GPU of 1 GHz
+uint64_t Timer(WarpContext* c) { return Nanoseconds(CLOCK_REALTIME); }
+void Fence(WarpContext* c) { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+}  // namespace
+
+void* const* RuntimeTable() {
+  static void* const table[kRuntimeFunctionCount] = {
+      reinterpret_cast<void*>(&Fault),   reinterpret_cast<void*>(&Trap),
+      reinterpret_cast<void*>(&Barrier), reinterpret_cast<void*>(&BarrierReduce),
+      reinterpret_cast<void*>(&Yield),   reinterpret_cast<void*>(&Sleep),
+      reinterpret_cast<void*>(&Load),    reinterpret_cast<void*>(&Store),
+      reinterpret_cast<void*>(&Atomic),  reinterpret_cast<void*>(&Printf),
+      reinterpret_cast<void*>(&Assert),  reinterpret_cast<void*>(&Round),
+      reinterpret_cast<void*>(&Clock),   reinterpret_cast<void*>(&Timer),
+      reinterpret_cast<void*>(&Fence),
+  };
+  return table;
+}
+
+}  // namespace fargpu::softgpu

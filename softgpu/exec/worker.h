@@ -1,0 +1,125 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "softgpu/exec/fiber.h"
+#include "softgpu/exec/launch.h"
+#include "softgpu/llvm/warp_context.h"
+
+namespace fargpu::softgpu {
+
+class Worker;
+struct RunningBlock;
+
+// A warp of a block that runs now.
+struct RunningWarp {
+  enum class State { kReady, kWaiting, kDone };
+
+  WarpContext context;
+  RunningBlock* block = nullptr;
+  FiberStack stack;
+  void* saved = nullptr;  // stack pointer while it does not run; null before the first run
+  State state = State::kReady;
+  bool yielded = false;  // stopped of its own will: put it behind the others
+  uint32_t barrier = 0;         // kWaiting: which
+  uint32_t barrier_result = 0;  // of bar.red
+  uint32_t predicates = 0;      // given to bar.red: lanes that are true
+  uint32_t predicate_lanes = 0;
+};
+
+// A grow-only range of the device window.
+class WindowArena {
+ public:
+  WindowArena() = default;
+  ~WindowArena();
+  WindowArena(const WindowArena&) = delete;
+  WindowArena& operator=(const WindowArena&) = delete;
+  // False when the window is exhausted. What the arena held is lost.
+  bool Ensure(uint64_t bytes);
+  uint64_t address() const { return address_; }
+
+ private:
+  uint64_t address_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+struct RunningBlock {
+  static constexpr int kBarriers = 16;
+  struct Barrier {
+    uint32_t arrived = 0;   // warps
+    uint32_t expected = 0;  // warps; 0: all that live
+  };
+
+  Launch* launch = nullptr;
+  uint64_t index = 0;
+  std::vector<RunningWarp> warps;
+  uint32_t live_warps = 0;
+  Barrier barriers[kBarriers];
+  WindowArena shared;
+  WindowArena local;
+};
+
+// A thread's equipment for running blocks: fibers, arenas, the stack for signals. Made once per
+// thread; while it exists and a fiber runs, faults of the thread end the launch.
+class Worker {
+ public:
+  Worker();
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // The worker of the calling thread while it runs a fiber, else null. Async-signal-safe.
+  static Worker* Current();
+
+  // Runs blocks first, first + step, ... of `launch` one at a time, as long as TakeBlock gives any.
+  void RunBlocks(Launch* launch);
+  // Runs blocks first, first + step, ... all at the same time.
+  void RunTogether(Launch* launch, uint64_t first, uint64_t step);
+
+  // Called on fibers.
+  RunningWarp* warp() const { return running_; }
+  void Suspend();               // back to the scheduler, to be resumed later
+  [[noreturn]] void Abandon();  // ... for good
+
+  // Called by the signal handler: where the scheduler's context was saved.
+  void* scheduler_context() const { return scheduler_; }
+  bool InStackGuard(const void* address) const {
+    return running_ != nullptr && running_->stack.InGuard(address);
+  }
+  struct Fault {
+    bool happened = false;
+    int signal = 0;
+    const void* address = nullptr;
+    bool in_guard = false;
+  };
+  Fault fault;
+
+  void ReleaseBarrier(RunningBlock* block, uint32_t id);
+
+ private:
+  bool StartBlock(Launch* launch, uint64_t index, RunningBlock* block);
+  void Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks);
+  void Resume(RunningWarp* warp);
+  void EndWarp(RunningWarp* warp);
+  static void FiberMain(void* argument);
+  FiberStack TakeStack();
+
+  std::vector<FiberStack> free_stacks_;
+  std::deque<RunningWarp*> ready_;
+  RunningWarp* running_ = nullptr;
+  void* scheduler_ = nullptr;
+  std::vector<std::unique_ptr<RunningBlock>> spare_blocks_;
+  void* signal_stack_ = nullptr;
+};
+
+// Installs the process-wide handler of SIGSEGV and SIGBUS, once. Faults that no kernel caused go
+// to the handler that was there before.
+void InstallFaultHandler();
+
+// The functions that compiled code calls, by RuntimeFunction.
+void* const* RuntimeTable();
+
+}  // namespace fargpu::softgpu

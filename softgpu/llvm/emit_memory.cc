@@ -1,0 +1,556 @@
+// Instruction families: loads, stores, atomics, fences.
+//
+// Every address is checked before it is used: inside the device window and aligned, or inside the
+// block's shared or the thread's local memory. What passes may still be unmapped; that faults, and
+// the executor turns the fault into CUDA_ERROR_ILLEGAL_ADDRESS.
+#include <cuda.h>
+
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "llvm/IR/Intrinsics.h"
+#include "softgpu/llvm/instruction_emitter.h"
+
+namespace fargpu::softgpu {
+
+using Kind = ptx::Operand::Kind;
+using ptx::Space;
+
+namespace {
+
+// Offsets further apart than this are not loaded as one window.
+constexpr int64_t kMaxWindowElements = 64;
+constexpr int kMaxDistinct = 4;
+
+}  // namespace
+
+absl::StatusOr<InstructionEmitter::Access> InstructionEmitter::ParseAccess(const Instruction& i) {
+  Access access;
+  for (const absl::string_view m : i.modifiers) {
+    if (m == "global") access.space = Space::kGlobal;
+    else if (m == "shared" || m == "shared::cta") access.space = Space::kShared;
+    else if (m == "local") access.space = Space::kLocal;
+    else if (m == "const") access.space = Space::kConst;
+    else if (m == "param" || m == "param::entry" || m == "param::func") access.space = Space::kParam;
+    else if (m == "v2") access.count = 2;
+    else if (m == "v4") access.count = 4;
+    else if (m == "v8") access.count = 8;
+    else if (m == "shared::cluster") access.space = Space::kShared;
+  }
+  if (i.types.empty()) return Malformed(i, "the type is missing");
+  access.type = i.types.back();
+  if (access.type.kind == Type::kPred || access.type.bits > 64) return Unsupported(i, "this type");
+  return access;
+}
+
+absl::StatusOr<LaneValue> InstructionEmitter::CheckedAddress(const Instruction& i, const Operand& operand,
+                                                             Space space, unsigned bytes) {
+  if (operand.kind != Kind::kAddress) return Malformed(i, "an address is needed");
+  // Addresses in shared memory are often 32 bits wide; checked in that width, they need no test
+  // for wrapping around when they are widened.
+  const bool narrow = space == Space::kShared && operand.parts[0].kind == Kind::kRegister &&
+                      kernel_.registers[operand.parts[0].index].type.bits == 32;
+  const Type width = {Type::kUnsigned, 1, static_cast<uint16_t>(narrow ? 32 : 64)};
+  ASSIGN_OR_RETURN(LaneValue address, Get(i, operand.parts[0], width));
+  llvm::Type* address_type = IntType(width.bits);
+  if (operand.offset != 0) {
+    const LaneValue offset = LaneValue::Uniform(
+        llvm::ConstantInt::get(address_type, static_cast<uint64_t>(operand.offset), true));
+    if (address.uniform()) {
+      address.scalar = builder_.CreateAdd(address.scalar, offset.scalar);
+    } else {
+      address = PatternAdd(address, offset, false);
+    }
+  }
+  llvm::Type* i64 = builder_.getInt64Ty();
+  if (space == Space::kShared || space == Space::kLocal) {
+    // Offsets from the start of the block's or the thread's memory.
+    llvm::Value* limit = space == Space::kShared
+                             ? ContextField(i64, offsetof(WarpContext, shared_bytes), "shared_bytes")
+                             : builder_.getInt64(kernel_.local_bytes);
+    limit = builder_.CreateTrunc(limit, address_type);
+    // The highest allowed offset; too large a size for the memory leaves only a refusal.
+    llvm::Value* size = llvm::ConstantInt::get(address_type, bytes);
+    llvm::Value* top = builder_.CreateSub(limit, size);
+    llvm::Value* too_small = builder_.CreateICmpULT(limit, size);
+    const auto outside = [&](llvm::Value* offset) {
+      llvm::Value* bound = offset->getType()->isVectorTy() ? Splat(builder_, top) : top;
+      return builder_.CreateICmpUGT(offset, bound);
+    };
+    const auto misaligned = [&](llvm::Value* offset) {
+      return builder_.CreateICmpNE(builder_.CreateAnd(offset, Constant(offset, bytes - 1)), Constant(offset, 0));
+    };
+    llvm::Value* base = ContextField(
+        i64, space == Space::kShared ? offsetof(WarpContext, shared_base) : offsetof(WarpContext, local_base), "base");
+    LaneValue plain;
+    if (space == Space::kShared) {
+      plain = LaneValue::Uniform(base);
+    } else {
+      LaneOffsets stride;
+      for (int k = 0; k < kWarpSize; ++k) stride[k] = k * static_cast<int64_t>(kernel_.local_bytes);
+      plain.scalar = base;
+      plain.offsets = Keep(stride);
+    }
+    const uint32_t line = static_cast<uint32_t>(i.location.line);
+    llvm::Value* mask = ExecMask();
+    llvm::Value* bad = too_small;
+    LaneValue checked;  // 64 bits wide, right if the check passes
+    if (address.uniform()) {
+      bad = builder_.CreateOr(bad, outside(address.scalar));
+      if (bytes > 1) bad = builder_.CreateOr(bad, misaligned(address.scalar));
+      if (guard() != nullptr) bad = builder_.CreateAnd(bad, Any(mask));
+      checked = LaneValue::Uniform(builder_.CreateZExt(address.scalar, i64));
+    } else if (address.pattern() && address.valid == nullptr && BlockMaskIsFull() && guard() == nullptr) {
+      // All lanes are inside if the lowest and the highest are.
+      int64_t low = (*address.offsets)[0];
+      int64_t high = low;
+      for (const int64_t offset : *address.offsets) {
+        low = std::min(low, offset);
+        high = std::max(high, offset);
+      }
+      bool aligned = true;
+      LaneOffsets offsets;
+      for (int k = 0; k < kWarpSize; ++k) {
+        offsets[k] = (*address.offsets)[k] - low;
+        aligned = aligned && offsets[k] % bytes == 0;
+      }
+      llvm::Value* first = builder_.CreateAdd(address.scalar, Constant(address.scalar, static_cast<uint64_t>(low)));
+      llvm::Value* last = builder_.CreateAdd(first, Constant(first, static_cast<uint64_t>(high - low)));
+      bad = builder_.CreateOr(bad, builder_.CreateOr(outside(first), outside(last)));
+      if (bytes > 1) {
+        if (aligned) {
+          bad = builder_.CreateOr(bad, misaligned(first));
+        } else {
+          bad = builder_.CreateOr(bad, Any(misaligned(AsVector(builder_, address))));
+        }
+      }
+      checked.scalar = builder_.CreateZExt(first, i64);
+      checked.offsets = Keep(offsets);
+    } else {
+      llvm::Value* vector = AsVector(builder_, address);
+      llvm::Value* lanes = outside(vector);
+      if (bytes > 1) lanes = builder_.CreateOr(lanes, misaligned(vector));
+      bad = builder_.CreateOr(bad, Any(builder_.CreateAnd(lanes, mask)));
+      checked = Resize(address, 64, false);
+    }
+    auto* fail = llvm::BasicBlock::Create(context_, "fail", function_);
+    auto* ok = llvm::BasicBlock::Create(context_, "ok", function_);
+    builder_.CreateCondBr(bad, fail, ok, ColdBranch());
+    builder_.SetInsertPoint(fail);
+    llvm::Value* wide = builder_.CreateZExt(AsVector(builder_, address), VectorOf(i64));
+    CallRuntime(kRuntimeFault, builder_.getVoidTy(),
+                {SpillLanes(wide, "bad"), MaskBits(mask), Int32(bytes), Int32(line)});
+    builder_.CreateUnreachable();
+    builder_.SetInsertPoint(ok);
+    return PatternAdd(plain, checked, false);
+  }
+  CheckAddresses(i, address, bytes);
+  return address;
+}
+
+void InstructionEmitter::CheckAddresses(const Instruction& i, const LaneValue& address, unsigned bytes) {
+  // The window's base is a multiple of its size, so one mask tells outside or misaligned.
+  const uint64_t outside = ~(options_.window.size - 1) | (bytes - 1);
+  const auto bad_bits = [&](llvm::Value* a) {
+    llvm::Value* distance = builder_.CreateXor(a, Constant(a, options_.window.base));
+    llvm::Value* bad = builder_.CreateAnd(distance, Constant(a, outside));
+    return builder_.CreateICmpNE(bad, Constant(a, 0));
+  };
+  const uint32_t line = static_cast<uint32_t>(i.location.line);
+  llvm::Value* mask = ExecMask();
+  llvm::Value* bad = nullptr;
+  llvm::Value* vector = nullptr;
+  if (address.uniform()) {
+    bad = bad_bits(address.scalar);
+    if (guard() != nullptr) bad = builder_.CreateAnd(bad, Any(mask));
+  } else if (address.pattern() && address.valid == nullptr && BlockMaskIsFull() && guard() == nullptr) {
+    int64_t low = (*address.offsets)[0];
+    int64_t high = low;
+    bool aligned = true;
+    for (const int64_t offset : *address.offsets) {
+      low = std::min(low, offset);
+      high = std::max(high, offset);
+      aligned = aligned && offset % bytes == 0;
+    }
+    if (aligned) {
+      bad = builder_.CreateOr(
+          bad_bits(builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(low)))),
+          bad_bits(builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(high)))));
+    }
+  }
+  if (bad == nullptr) {
+    vector = AsVector(builder_, address);
+    bad = Any(builder_.CreateAnd(bad_bits(vector), mask));
+  }
+  auto* spill = EntryAlloca(VectorOf(builder_.getInt64Ty()), "bad");
+  auto* fail = llvm::BasicBlock::Create(context_, "fail", function_);
+  auto* ok = llvm::BasicBlock::Create(context_, "ok", function_);
+  builder_.CreateCondBr(bad, fail, ok, ColdBranch());
+  builder_.SetInsertPoint(fail);
+  builder_.CreateStore(vector != nullptr ? vector : AsVector(builder_, address), spill);
+  CallRuntime(kRuntimeFault, builder_.getVoidTy(), {spill, MaskBits(mask), Int32(bytes), Int32(line)});
+  builder_.CreateUnreachable();
+  builder_.SetInsertPoint(ok);
+}
+
+llvm::Value* InstructionEmitter::SpillLanes(llvm::Value* vector, const char* name) {
+  llvm::Value* place = EntryAlloca(vector->getType(), name);
+  builder_.CreateStore(vector, place);
+  return place;
+}
+
+bool InstructionEmitter::IsOrdered(const Instruction& i) {
+  return i.Has("volatile") || i.Has("relaxed") || i.Has("acquire") || i.Has("release") || i.Has("mmio");
+}
+
+// Loads by a known pattern of lane offsets: one wide move, or a few scalars, and a permutation.
+// Null if there is no cheap way. Lanes outside the mask get anything.
+llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned offset, llvm::Type* type,
+                                             llvm::Value* mask, bool full) {
+  const LaneOffsets& lanes = *address.offsets;
+  const int64_t size = type->getScalarSizeInBits() / 8;
+  int64_t low = lanes[0];
+  int64_t high = lanes[0];
+  bool contiguous = true;
+  for (int k = 0; k < kWarpSize; ++k) {
+    low = std::min(low, lanes[k]);
+    high = std::max(high, lanes[k]);
+    contiguous = contiguous && lanes[k] == lanes[0] + k * size;
+  }
+  const auto pointer = [&](int64_t at) {
+    llvm::Value* a = builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(at + offset)));
+    return builder_.CreateIntToPtr(a, builder_.getPtrTy());
+  };
+  if (contiguous && !full) {
+    return builder_.CreateMaskedLoad(VectorOf(type), pointer(low), llvm::Align(size), mask,
+                                     llvm::Constant::getNullValue(VectorOf(type)));
+  }
+  if (!full) return nullptr;
+  llvm::SmallVector<int64_t, kMaxDistinct + 1> distinct;
+  bool multiple = true;
+  for (const int64_t lane : lanes) {
+    multiple = multiple && (lane - low) % size == 0;
+    if (distinct.size() <= kMaxDistinct &&
+        std::find(distinct.begin(), distinct.end(), lane) == distinct.end()) {
+      distinct.push_back(lane);
+    }
+  }
+  if (distinct.size() <= kMaxDistinct) {
+    llvm::Value* few = llvm::PoisonValue::get(llvm::FixedVectorType::get(type, kMaxDistinct));
+    for (size_t k = 0; k < distinct.size(); ++k) {
+      few = builder_.CreateInsertElement(few, builder_.CreateAlignedLoad(type, pointer(distinct[k]), llvm::Align(size)), k);
+    }
+    llvm::SmallVector<int, kWarpSize> shuffle;
+    for (const int64_t lane : lanes) {
+      shuffle.push_back(static_cast<int>(std::find(distinct.begin(), distinct.end(), lane) - distinct.begin()));
+    }
+    return builder_.CreateShuffleVector(few, shuffle);
+  }
+  if (!multiple || (high - low) / size >= kMaxWindowElements) return nullptr;
+  // Every element between the lowest and the highest is read. It lies on a page of one of these
+  // two (the span is far below a page), so it may be read.
+  const int64_t elements = (high - low) / size + 1;
+  auto* window_type = llvm::FixedVectorType::get(type, static_cast<unsigned>(elements));
+  llvm::Value* window = builder_.CreateAlignedLoad(window_type, pointer(low), llvm::Align(size));
+  llvm::SmallVector<int, kWarpSize> shuffle;
+  for (const int64_t lane : lanes) shuffle.push_back(static_cast<int>((lane - low) / size));
+  return builder_.CreateShuffleVector(window, shuffle);
+}
+
+llvm::Value* InstructionEmitter::GatherElement(const LaneValue& address, unsigned offset, llvm::Type* type,
+                                               llvm::Value* mask) {
+  llvm::Value* addresses = AsVector(builder_, address);
+  if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
+  const unsigned size = type->getScalarSizeInBits() / 8;
+  if (size < 4 || !options_.avx512) {
+    // No such gather in hardware: a loop in the runtime is smaller than 32 branches here.
+    llvm::Value* out = EntryAlloca(VectorOf(type), "loaded");
+    CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
+                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), out, Int32(0)});
+    return builder_.CreateLoad(VectorOf(type), out);
+  }
+  llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
+  return builder_.CreateMaskedGather(VectorOf(type), pointers, llvm::Align(size), mask,
+                                     llvm::Constant::getNullValue(VectorOf(type)));
+}
+
+absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
+  ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
+  if (i.operands.size() < 2) return Malformed(i, "ld takes two operands");
+  const Operand& to = i.operands[0];
+  if ((to.kind == Kind::kVector ? to.parts.size() : 1) != access.count) {
+    return Malformed(i, "the number of registers does not fit");
+  }
+  llvm::Type* element = IntType(access.type.bits);
+  const unsigned size = access.type.bits / 8;
+  const auto target = [&](unsigned k) -> const Operand& {
+    return to.kind == Kind::kVector ? to.parts[k] : to;
+  };
+  const Operand& base = i.operands[1].kind == Kind::kAddress ? i.operands[1].parts[0] : i.operands[1];
+  if (access.space == Space::kParam && base.kind == Kind::kVariable && base.index < 0 &&
+      i.operands[1].kind == Kind::kAddress) {
+    // The kernel's own parameter, at an offset known now: no checks.
+    ASSIGN_OR_RETURN(const LaneValue address, Get(i, base, Type{Type::kUnsigned, 1, 64}));
+    for (unsigned k = 0; k < access.count; ++k) {
+      llvm::Value* at = builder_.CreateAdd(
+          address.scalar, builder_.getInt64(static_cast<uint64_t>(i.operands[1].offset) + k * size));
+      llvm::LoadInst* load = builder_.CreateAlignedLoad(element, builder_.CreateIntToPtr(at, builder_.getPtrTy()),
+                                                        llvm::Align(1));
+      load->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
+      RETURN_IF_ERROR(Set(i, target(k), LaneValue::Uniform(load), access.type));
+    }
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(LaneValue address, CheckedAddress(i, i.operands[1], access.space, access.bytes()));
+  llvm::Value* mask = ExecMask();
+  if (address.uniform() && guard() == nullptr) {
+    for (unsigned k = 0; k < access.count; ++k) {
+      llvm::Value* at = builder_.CreateAdd(address.scalar, builder_.getInt64(k * size));
+      llvm::LoadInst* load = builder_.CreateAlignedLoad(element, builder_.CreateIntToPtr(at, builder_.getPtrTy()),
+                                                        llvm::Align(size));
+      if (IsOrdered(i)) {
+        if (access.count > 1) break;
+        load->setVolatile(true);
+        load->setAtomic(i.Has("acquire") ? llvm::AtomicOrdering::Acquire : llvm::AtomicOrdering::Monotonic);
+      }
+      RETURN_IF_ERROR(Set(i, target(k), LaneValue::Uniform(load), access.type));
+    }
+    if (!IsOrdered(i) || access.count == 1) return absl::OkStatus();
+  }
+  if (IsOrdered(i)) {
+    // Vectors of up to 16 bytes are read at once: programs pack a flag and a value that way.
+    auto* out_type = llvm::FixedVectorType::get(element, kWarpSize * access.count);
+    llvm::Value* out = EntryAlloca(out_type, "ordered");
+    CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
+                {SpillLanes(AsVector(builder_, address), "addresses"), MaskBits(mask), Int32(access.bytes()), out,
+                 Int32(i.Has("acquire") ? 2 : 1)});
+    llvm::Value* all = builder_.CreateLoad(out_type, out);
+    for (unsigned k = 0; k < access.count; ++k) {
+      llvm::SmallVector<int, kWarpSize> lanes;
+      for (int lane = 0; lane < kWarpSize; ++lane) lanes.push_back(lane * static_cast<int>(access.count) + static_cast<int>(k));
+      RETURN_IF_ERROR(Set(i, target(k), LaneValue::Varying(builder_.CreateShuffleVector(all, lanes)), access.type));
+    }
+    return absl::OkStatus();
+  }
+  for (unsigned k = 0; k < access.count; ++k) {
+    llvm::Value* value = nullptr;
+    if (address.uniform()) {
+      LaneValue varying = LaneValue::Varying(AsVector(builder_, address));
+      value = GatherElement(varying, k * size, element, mask);
+    } else if (address.pattern()) {
+      value = LoadWithPattern(address, k * size, element, mask);
+    } else {
+      value = GatherElement(address, k * size, element, mask);
+    }
+    RETURN_IF_ERROR(Set(i, target(k), LaneValue::Varying(value), access.type));
+  }
+  return absl::OkStatus();
+}
+
+llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsigned offset, llvm::Type* type,
+                                                 llvm::Value* mask) {
+  const bool full = BlockMaskIsFull() && guard() == nullptr;
+  if (address.valid == nullptr) {
+    llvm::Value* value = PatternLoad(address, offset, type, mask, full);
+    return value != nullptr ? value : GatherElement(address, offset, type, mask);
+  }
+  auto* start = builder_.GetInsertBlock();
+  auto* fast = llvm::BasicBlock::Create(context_, "pattern", function_);
+  builder_.SetInsertPoint(fast);
+  llvm::Value* quick = PatternLoad(address, offset, type, mask, full);
+  builder_.SetInsertPoint(start);
+  if (quick == nullptr) {
+    fast->eraseFromParent();
+    return GatherElement(address, offset, type, mask);
+  }
+  auto* slow = llvm::BasicBlock::Create(context_, "gather", function_);
+  auto* join = llvm::BasicBlock::Create(context_, "loaded", function_);
+  builder_.CreateCondBr(address.valid, fast, slow, LikelyBranch());
+  builder_.SetInsertPoint(fast);
+  builder_.CreateBr(join);
+  builder_.SetInsertPoint(slow);
+  llvm::Value* gathered = GatherElement(LaneValue::Varying(address.vector), offset, type, mask);
+  auto* slow_end = builder_.GetInsertBlock();
+  builder_.CreateBr(join);
+  builder_.SetInsertPoint(join);
+  llvm::PHINode* phi = builder_.CreatePHI(VectorOf(type), 2);
+  phi->addIncoming(quick, fast);
+  phi->addIncoming(gathered, slow_end);
+  return phi;
+}
+
+bool InstructionEmitter::PatternStore(const LaneValue& address, unsigned offset, llvm::Value* value,
+                                      llvm::Value* mask, bool full) {
+  const LaneOffsets& lanes = *address.offsets;
+  const int64_t size = value->getType()->getScalarSizeInBits() / 8;
+  // Runs of contiguous lanes, each one masked store; more than two are not worth it.
+  for (const int run : {kWarpSize, kWarpSize / 2}) {
+    bool fits = true;
+    for (int k = 0; k < kWarpSize; ++k) {
+      fits = fits && lanes[k] == lanes[k / run * run] + (k % run) * size;
+    }
+    if (!fits) continue;
+    for (int first = 0; first < kWarpSize; first += run) {
+      llvm::Value* a = builder_.CreateAdd(
+          address.scalar, builder_.getInt64(static_cast<uint64_t>(lanes[first] + offset)));
+      llvm::Value* pointer = builder_.CreateIntToPtr(a, builder_.getPtrTy());
+      llvm::Value* part = value;
+      llvm::Value* part_mask = mask;
+      if (run != kWarpSize) {
+        llvm::SmallVector<int, kWarpSize> pick;
+        for (int k = 0; k < run; ++k) pick.push_back(first + k);
+        part = builder_.CreateShuffleVector(value, pick);
+        if (!full) part_mask = builder_.CreateShuffleVector(mask, pick);
+      }
+      if (full) {
+        builder_.CreateAlignedStore(part, pointer, llvm::Align(size));
+      } else {
+        builder_.CreateMaskedStore(part, pointer, llvm::Align(size), part_mask);
+      }
+    }
+    return true;
+  }
+  return false;
+}
+
+void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
+                                        llvm::Value* mask) {
+  llvm::Value* addresses = AsVector(builder_, address);
+  if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
+  const unsigned size = value->getType()->getScalarSizeInBits() / 8;
+  if (size < 4 || !options_.avx512) {
+    CallRuntime(kRuntimeStore, builder_.getVoidTy(),
+                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), SpillLanes(value, "stored"), Int32(0)});
+    return;
+  }
+  llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
+  builder_.CreateMaskedScatter(value, pointers, llvm::Align(size), mask);
+}
+
+absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
+  ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
+  if (i.operands.size() < 2) return Malformed(i, "st takes two operands");
+  const Operand& from = i.operands[1];
+  if ((from.kind == Kind::kVector ? from.parts.size() : 1) != access.count) {
+    return Malformed(i, "the number of registers does not fit");
+  }
+  const Type bits = {access.type.is_float() && access.type.bits >= 32 ? Type::kFloat : Type::kBits, 1, access.type.bits};
+  const unsigned size = access.type.bits / 8;
+  LaneValue values[8];
+  for (unsigned k = 0; k < access.count; ++k) {
+    ASSIGN_OR_RETURN(LaneValue value, Get(i, from.kind == Kind::kVector ? from.parts[k] : from, bits));
+    values[k] = CastTo(value, IntType(access.type.bits));
+  }
+  ASSIGN_OR_RETURN(const LaneValue address, CheckedAddress(i, i.operands[0], access.space, access.bytes()));
+  llvm::Value* mask = ExecMask();
+  if (IsOrdered(i)) {
+    auto* in_type = llvm::FixedVectorType::get(IntType(access.type.bits), kWarpSize * access.count);
+    llvm::Value* in = EntryAlloca(in_type, "ordered");
+    llvm::Value* all = llvm::PoisonValue::get(in_type);
+    if (access.count == 1) {
+      all = AsVector(builder_, values[0]);
+    } else {
+      // Interleave the elements: lane by lane, as the memory holds them.
+      llvm::Value* vectors[8];
+      for (unsigned k = 0; k < access.count; ++k) vectors[k] = AsVector(builder_, values[k]);
+      llvm::SmallVector<llvm::Value*, 8> level(vectors, vectors + access.count);
+      llvm::SmallVector<int, 128> join;
+      while (level.size() > 1) {
+        llvm::SmallVector<llvm::Value*, 8> next;
+        for (size_t k = 0; k + 1 < level.size(); k += 2) {
+          const int n = static_cast<int>(llvm::cast<llvm::FixedVectorType>(level[k]->getType())->getNumElements());
+          join.clear();
+          for (int l = 0; l < 2 * n; ++l) join.push_back(l);
+          next.push_back(builder_.CreateShuffleVector(level[k], level[k + 1], join));
+        }
+        level = next;
+      }
+      llvm::SmallVector<int, 128> order;
+      for (int lane = 0; lane < kWarpSize; ++lane) {
+        for (unsigned k = 0; k < access.count; ++k) order.push_back(static_cast<int>(k) * kWarpSize + lane);
+      }
+      all = builder_.CreateShuffleVector(level[0], order);
+    }
+    builder_.CreateStore(all, in);
+    CallRuntime(kRuntimeStore, builder_.getVoidTy(),
+                {SpillLanes(AsVector(builder_, address), "addresses"), MaskBits(mask), Int32(access.bytes()), in,
+                 Int32(i.Has("release") ? 2 : 1)});
+    return absl::OkStatus();
+  }
+  const bool full = BlockMaskIsFull() && guard() == nullptr;
+  for (unsigned k = 0; k < access.count; ++k) {
+    if (address.uniform()) {
+      // All lanes store to one place: one of them wins. Take the last.
+      llvm::Value* value = values[k].scalar;
+      if (!values[k].uniform()) {
+        llvm::Value* last = builder_.CreateSub(
+            Int32(31), builder_.CreateBinaryIntrinsic(llvm::Intrinsic::ctlz, MaskBits(mask), builder_.getFalse()));
+        last = builder_.CreateAnd(last, Int32(31));
+        value = builder_.CreateExtractElement(AsVector(builder_, values[k]), last);
+      }
+      llvm::Value* at = builder_.CreateAdd(address.scalar, builder_.getInt64(k * size));
+      llvm::Value* pointer = builder_.CreateIntToPtr(at, builder_.getPtrTy());
+      if (guard() == nullptr) {
+        builder_.CreateAlignedStore(value, pointer, llvm::Align(size));
+      } else {
+        auto* store = llvm::BasicBlock::Create(context_, "store", function_);
+        auto* after = llvm::BasicBlock::Create(context_, "stored", function_);
+        builder_.CreateCondBr(Any(mask), store, after);
+        builder_.SetInsertPoint(store);
+        builder_.CreateAlignedStore(value, pointer, llvm::Align(size));
+        builder_.CreateBr(after);
+        builder_.SetInsertPoint(after);
+      }
+      continue;
+    }
+    llvm::Value* value = AsVector(builder_, values[k]);
+    if (!address.pattern()) {
+      ScatterElement(address, k * size, value, mask);
+      continue;
+    }
+    auto* start = builder_.GetInsertBlock();
+    if (address.valid == nullptr) {
+      if (!PatternStore(address, k * size, value, mask, full)) ScatterElement(address, k * size, value, mask);
+      continue;
+    }
+    auto* fast = llvm::BasicBlock::Create(context_, "pattern", function_);
+    builder_.SetInsertPoint(fast);
+    const bool stored = PatternStore(address, k * size, value, mask, full);
+    builder_.SetInsertPoint(start);
+    if (!stored) {
+      fast->eraseFromParent();
+      ScatterElement(LaneValue::Varying(address.vector), k * size, value, mask);
+      continue;
+    }
+    auto* slow = llvm::BasicBlock::Create(context_, "scatter", function_);
+    auto* join = llvm::BasicBlock::Create(context_, "stored", function_);
+    builder_.CreateCondBr(address.valid, fast, slow, LikelyBranch());
+    builder_.SetInsertPoint(fast);
+    builder_.CreateBr(join);
+    builder_.SetInsertPoint(slow);
+    ScatterElement(LaneValue::Varying(address.vector), k * size, value, mask);
+    builder_.CreateBr(join);
+    builder_.SetInsertPoint(join);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InstructionEmitter::EmitPrefetch(const Instruction& i) { return absl::OkStatus(); }
+
+absl::Status InstructionEmitter::EmitFence(const Instruction& i) {
+  if (i.Has("cta") && i.opcode == "membar") {
+    // The warps of a block run on one thread: only the compiler must keep the order.
+    builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent, llvm::SyncScope::SingleThread);
+    return absl::OkStatus();
+  }
+  if (i.Has("proxy") || i.Has("async") || i.Has("mbarrier_init")) return absl::OkStatus();
+  builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent);
+  return absl::OkStatus();
+}
+
+absl::Status InstructionEmitter::EmitCpAsync(const Instruction& i) {
+  return Unsupported(i, "asynchronous copies");
+}
+
+}  // namespace fargpu::softgpu

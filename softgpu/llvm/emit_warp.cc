@@ -1,0 +1,295 @@
+// Instruction families: barriers, shuffles, votes, matches, reductions over a warp, and calls of
+// runtime functions.
+#include <cuda.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "llvm/IR/Intrinsics.h"
+#include "llvm/IR/IntrinsicsX86.h"
+#include "softgpu/llvm/instruction_emitter.h"
+
+namespace fargpu::softgpu {
+
+using Kind = ptx::Operand::Kind;
+
+absl::Status InstructionEmitter::EmitBarrier(const Instruction& i) {
+  const Type u32 = {Type::kUnsigned, 1, 32};
+  if (i.Has("warp")) {
+    // The lanes named are together already, or will be; memory is in order.
+    builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent, llvm::SyncScope::SingleThread);
+    return absl::OkStatus();
+  }
+  if (i.Has("cluster")) return Unsupported(i, "clusters");
+  if (i.Has("arrive")) return Unsupported(i, "arriving without waiting");
+  const auto first_active = [&](const LaneValue& value) {
+    if (value.uniform()) return value.scalar;
+    llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, MaskBits(ExecMask()), builder_.getFalse());
+    return builder_.CreateExtractElement(AsVector(builder_, value), builder_.CreateAnd(lane, Int32(31)));
+  };
+  const bool reduces = i.Has("red");
+  const size_t at = reduces ? 1 : 0;
+  llvm::Value* id = Int32(0);
+  if (i.operands.size() > at) {
+    ASSIGN_OR_RETURN(const LaneValue value, Get(i, at, u32));
+    id = first_active(value);
+  }
+  const size_t count_at = at + 1;
+  const size_t rest = i.operands.size() - std::min(i.operands.size(), count_at);
+  llvm::Value* threads = Int32(0);
+  if (rest > (reduces ? 1u : 0u)) {
+    ASSIGN_OR_RETURN(const LaneValue value, Get(i, count_at, u32));
+    threads = first_active(value);
+  }
+  if (!reduces) {
+    CallRuntime(kRuntimeBarrier, builder_.getVoidTy(), {id, threads});
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const LaneValue p, Get(i, i.operands.size() - 1, Type{Type::kPred, 1, 1}));
+  llvm::Value* mask = MaskBits(ExecMask());
+  llvm::Value* predicates = builder_.CreateAnd(MaskBits(AsVector(builder_, p)), mask);
+  const uint32_t op = i.Has("and") ? 0 : i.Has("or") ? 1 : 2;
+  llvm::Value* result = CallRuntime(kRuntimeBarrierReduce, builder_.getInt32Ty(), {id, threads, Int32(op), predicates, mask});
+  if (op == 2) return Set(i, 0, LaneValue::Uniform(result), u32);
+  return Set(i, 0, LaneValue::Uniform(builder_.CreateICmpNE(result, Int32(0))), {Type::kPred, 1, 1});
+}
+
+absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
+  const Type u32 = {Type::kUnsigned, 1, 32};
+  const bool sync = i.Has("sync");
+  if (i.operands.size() < 4) return Malformed(i, "shfl takes a value, a lane and a clamp");
+  const bool up = i.Has("up");
+  const bool down = i.Has("down");
+  const bool idx = i.Has("idx");
+  ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, u32));
+  ASSIGN_OR_RETURN(const LaneValue b, Get(i, 2, u32));
+  ASSIGN_OR_RETURN(const LaneValue c, Get(i, 3, u32));
+  (void)sync;
+  llvm::Type* v32 = VectorOf(builder_.getInt32Ty());
+  llvm::Value* lane = OffsetVector(builder_.getInt32Ty(), lane_ids_);
+  llvm::Value* source = AsVector(builder_, a);
+  const auto constant_of = [](const LaneValue& v) -> llvm::ConstantInt* {
+    return v.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(v.scalar) : nullptr;
+  };
+  llvm::Value* in_range;
+  llvm::Value* result;
+  if (constant_of(b) != nullptr && constant_of(c) != nullptr) {
+    // Known lanes: one permutation.
+    const uint32_t bv = static_cast<uint32_t>(constant_of(b)->getZExtValue()) & 31;
+    const uint32_t cv = static_cast<uint32_t>(constant_of(c)->getZExtValue());
+    const uint32_t clamp = cv & 31;
+    const uint32_t segment = cv >> 8 & 31;
+    llvm::SmallVector<int, kWarpSize> lanes;
+    llvm::SmallVector<llvm::Constant*, kWarpSize> valid;
+    for (uint32_t k = 0; k < kWarpSize; ++k) {
+      const uint32_t max_lane = (k & segment) | (clamp & ~segment);
+      const uint32_t min_lane = k & segment;
+      int64_t j;
+      bool ok;
+      if (up) {
+        j = static_cast<int64_t>(k) - bv;
+        ok = j >= static_cast<int64_t>(max_lane);
+      } else if (down) {
+        j = k + bv;
+        ok = j <= max_lane;
+      } else if (idx) {
+        j = min_lane | (bv & ~segment);
+        ok = j <= max_lane;
+      } else {
+        j = k ^ bv;
+        ok = j <= max_lane;
+      }
+      lanes.push_back(ok ? static_cast<int>(j) : static_cast<int>(k));
+      valid.push_back(builder_.getInt1(ok));
+    }
+    result = builder_.CreateShuffleVector(source, lanes);
+    in_range = llvm::ConstantVector::get(valid);
+  } else {
+    llvm::Value* vb = builder_.CreateAnd(AsVector(builder_, b), Splat(builder_, Int32(31)));
+    llvm::Value* vc = AsVector(builder_, c);
+    llvm::Value* clamp = builder_.CreateAnd(vc, Splat(builder_, Int32(31)));
+    llvm::Value* segment = builder_.CreateAnd(builder_.CreateLShr(vc, Splat(builder_, Int32(8))), Splat(builder_, Int32(31)));
+    llvm::Value* outside = builder_.CreateNot(segment);
+    llvm::Value* min_lane = builder_.CreateAnd(lane, segment);
+    llvm::Value* max_lane = builder_.CreateOr(min_lane, builder_.CreateAnd(clamp, outside));
+    llvm::Value* j;
+    if (up) {
+      j = builder_.CreateSub(lane, vb);
+      in_range = builder_.CreateICmpSGE(j, max_lane);
+    } else if (down) {
+      j = builder_.CreateAdd(lane, vb);
+      in_range = builder_.CreateICmpSLE(j, max_lane);
+    } else if (idx) {
+      j = builder_.CreateOr(min_lane, builder_.CreateAnd(vb, outside));
+      in_range = builder_.CreateICmpSLE(j, max_lane);
+    } else {
+      j = builder_.CreateXor(lane, vb);
+      in_range = builder_.CreateICmpSLE(j, max_lane);
+    }
+    j = builder_.CreateSelect(in_range, j, lane);
+    j = builder_.CreateAnd(j, Splat(builder_, Int32(31)));
+    if (idx && b.uniform() && c.uniform() && constant_of(c) != nullptr &&
+        (constant_of(c)->getZExtValue() >> 8 & 31) == 0) {
+      // One lane to all.
+      result = Splat(builder_, builder_.CreateExtractElement(source, builder_.CreateAnd(b.scalar, Int32(31))));
+      result = builder_.CreateSelect(in_range, result, source);
+    } else if (options_.avx512) {
+      result = Permute(source, j);
+    } else {
+      result = llvm::PoisonValue::get(v32);
+      for (int k = 0; k < kWarpSize; ++k) {
+        llvm::Value* picked = builder_.CreateExtractElement(source, builder_.CreateExtractElement(j, k));
+        result = builder_.CreateInsertElement(result, picked, k);
+      }
+    }
+  }
+  const Operand& to = i.operands[0];
+  if (to.kind == Kind::kPair) {
+    RETURN_IF_ERROR(Set(i, to.parts[0], LaneValue::Varying(result), u32));
+    return Set(i, to.parts[1], LaneValue::Varying(in_range), {Type::kPred, 1, 1});
+  }
+  return Set(i, 0, LaneValue::Varying(result), u32);
+}
+
+llvm::Value* InstructionEmitter::Permute(llvm::Value* source, llvm::Value* lanes) {
+  // vpermi2d picks from 32 dwords in two registers: one instruction per half of the warp.
+  llvm::SmallVector<int, 16> low;
+  llvm::SmallVector<int, 16> high;
+  for (int k = 0; k < 16; ++k) {
+    low.push_back(k);
+    high.push_back(k + 16);
+  }
+  llvm::Value* a = builder_.CreateShuffleVector(source, low);
+  llvm::Value* b = builder_.CreateShuffleVector(source, high);
+  const auto pick = [&](llvm::ArrayRef<int> half) {
+    return builder_.CreateIntrinsic(llvm::Intrinsic::x86_avx512_vpermi2var_d_512, {},
+                                    {a, builder_.CreateShuffleVector(lanes, half), b});
+  };
+  llvm::SmallVector<int, kWarpSize> join;
+  for (int k = 0; k < kWarpSize; ++k) join.push_back(k);
+  return builder_.CreateShuffleVector(pick(low), pick(high), join);
+}
+
+absl::Status InstructionEmitter::EmitVote(const Instruction& i) {
+  const Type pred = {Type::kPred, 1, 1};
+  ASSIGN_OR_RETURN(const LaneValue p, Get(i, 1, pred));
+  llvm::Value* mask = MaskBits(ExecMask());
+  if (i.Has("sync")) {
+    ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
+    if (members.uniform()) mask = builder_.CreateAnd(mask, members.scalar);
+    else mask = builder_.CreateAnd(mask, FirstActive(AsVector(builder_, members)));
+  }
+  llvm::Value* bits = builder_.CreateAnd(MaskBits(AsVector(builder_, p)), mask);
+  if (i.Has("ballot")) return Set(i, 0, LaneValue::Uniform(bits), {Type::kUnsigned, 1, 32});
+  llvm::Value* result;
+  if (i.Has("any")) {
+    result = builder_.CreateICmpNE(bits, Int32(0));
+  } else if (i.Has("all")) {
+    result = builder_.CreateICmpEQ(bits, mask);
+  } else {
+    result = builder_.CreateOr(builder_.CreateICmpEQ(bits, mask), builder_.CreateICmpEQ(bits, Int32(0)));
+  }
+  return Set(i, 0, LaneValue::Uniform(result), pred);
+}
+
+llvm::Value* InstructionEmitter::FirstActive(llvm::Value* vector) {
+  llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, MaskBits(ExecMask()), builder_.getFalse());
+  return builder_.CreateExtractElement(vector, builder_.CreateAnd(lane, Int32(31)));
+}
+
+absl::Status InstructionEmitter::EmitActiveMask(const Instruction& i) {
+  return Set(i, 0, LaneValue::Uniform(MaskBits(ExecMask())), {Type::kUnsigned, 1, 32});
+}
+
+absl::Status InstructionEmitter::EmitMatch(const Instruction& i) {
+  const Type type = i.type();
+  ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, type));
+  llvm::Value* v = AsVector(builder_, a);
+  llvm::Value* mask = MaskBits(ExecMask());
+  ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
+  mask = builder_.CreateAnd(mask, members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
+  if (i.Has("all")) {
+    llvm::Value* first = Splat(builder_, FirstActive(v));
+    llvm::Value* same = builder_.CreateAnd(MaskBits(builder_.CreateICmpEQ(v, first)), mask);
+    llvm::Value* all = builder_.CreateICmpEQ(same, mask);
+    llvm::Value* result = builder_.CreateSelect(all, mask, Int32(0));
+    const Operand& to = i.operands[0];
+    if (to.kind == Kind::kPair) {
+      RETURN_IF_ERROR(Set(i, to.parts[0], LaneValue::Uniform(result), {Type::kUnsigned, 1, 32}));
+      return Set(i, to.parts[1], LaneValue::Uniform(all), {Type::kPred, 1, 1});
+    }
+    return Set(i, 0, LaneValue::Uniform(result), {Type::kUnsigned, 1, 32});
+  }
+  llvm::Value* result = llvm::PoisonValue::get(VectorOf(builder_.getInt32Ty()));
+  for (int k = 0; k < kWarpSize; ++k) {
+    llvm::Value* same = builder_.CreateICmpEQ(v, Splat(builder_, builder_.CreateExtractElement(v, k)));
+    result = builder_.CreateInsertElement(result, builder_.CreateAnd(MaskBits(same), mask), k);
+  }
+  return Set(i, 0, LaneValue::Varying(result), {Type::kUnsigned, 1, 32});
+}
+
+absl::Status InstructionEmitter::EmitRedux(const Instruction& i) {
+  const Type type = i.type();
+  if (type.is_float()) return Unsupported(i, "floating point");
+  ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, type));
+  ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
+  llvm::Value* mask = builder_.CreateAnd(
+      MaskBits(ExecMask()), members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
+  llvm::Value* v = AsVector(builder_, a);
+  llvm::Intrinsic::ID id;
+  uint64_t neutral = 0;
+  if (i.Has("add")) {
+    id = llvm::Intrinsic::vector_reduce_add;
+  } else if (i.Has("and")) {
+    id = llvm::Intrinsic::vector_reduce_and;
+    neutral = 0xffffffff;
+  } else if (i.Has("or")) {
+    id = llvm::Intrinsic::vector_reduce_or;
+  } else if (i.Has("xor")) {
+    id = llvm::Intrinsic::vector_reduce_xor;
+  } else if (i.Has("min")) {
+    id = type.is_signed() ? llvm::Intrinsic::vector_reduce_smin : llvm::Intrinsic::vector_reduce_umin;
+    neutral = type.is_signed() ? 0x7fffffff : 0xffffffff;
+  } else {
+    id = type.is_signed() ? llvm::Intrinsic::vector_reduce_smax : llvm::Intrinsic::vector_reduce_umax;
+    neutral = type.is_signed() ? 0x80000000 : 0;
+  }
+  v = builder_.CreateSelect(MaskFromBits(mask), v, Constant(v, neutral));
+  llvm::Value* result = builder_.CreateIntrinsic(id, {v->getType()}, {v});
+  return Set(i, 0, LaneValue::Uniform(result), type);
+}
+
+absl::Status InstructionEmitter::EmitNanosleep(const Instruction& i) {
+  ASSIGN_OR_RETURN(const LaneValue value, Get(i, 0, Type{Type::kUnsigned, 1, 32}));
+  CallRuntime(kRuntimeSleep, builder_.getVoidTy(),
+              {value.uniform() ? value.scalar : FirstActive(AsVector(builder_, value))});
+  return absl::OkStatus();
+}
+
+absl::Status InstructionEmitter::EmitCall(const Instruction& i) {
+  // operands: name, return register, arguments (see FlatKernel)
+  const absl::string_view name = i.operands[0].name;
+  const Type u64 = {Type::kUnsigned, 1, 64};
+  const Type u32 = {Type::kUnsigned, 1, 32};
+  const auto lanes = [&](size_t operand, Type type) -> absl::StatusOr<llvm::Value*> {
+    ASSIGN_OR_RETURN(const LaneValue value, Get(i, operand, type));
+    return SpillLanes(AsVector(builder_, value), "argument");
+  };
+  if (name == "vprintf" && i.operands.size() == 4) {
+    ASSIGN_OR_RETURN(llvm::Value * format, lanes(2, u64));
+    ASSIGN_OR_RETURN(llvm::Value * arguments, lanes(3, u64));
+    llvm::Value* results = EntryAlloca(VectorOf(builder_.getInt32Ty()), "printed");
+    CallRuntime(kRuntimePrintf, builder_.getVoidTy(), {format, arguments, MaskBits(ExecMask()), results});
+    return Set(i, 1, LaneValue::Varying(builder_.CreateLoad(VectorOf(builder_.getInt32Ty()), results)), u32);
+  }
+  if (name == "__assertfail" && i.operands.size() == 7) {
+    ASSIGN_OR_RETURN(llvm::Value * message, lanes(2, u64));
+    ASSIGN_OR_RETURN(llvm::Value * file, lanes(3, u64));
+    ASSIGN_OR_RETURN(llvm::Value * line, lanes(4, u32));
+    ASSIGN_OR_RETURN(llvm::Value * function, lanes(5, u64));
+    FailIf(builder_.getTrue(), kRuntimeAssert, {message, file, line, function, MaskBits(ExecMask())});
+    return absl::OkStatus();
+  }
+  return Unsupported(i, absl::StrCat("a call of ", name));
+}
+
+}  // namespace fargpu::softgpu

@@ -1,0 +1,237 @@
+#pragma once
+
+#include <deque>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "llvm/IR/IRBuilder.h"
+#include "llvm/IR/Module.h"
+
+#include "softgpu/compiler.h"
+#include "softgpu/llvm/lane_value.h"
+#include "softgpu/passes/flat_kernel.h"
+
+namespace fargpu::softgpu {
+
+// What compiled code may rely on beyond the kernel itself.
+struct CompileOptions {
+  Dim3 block{0, 0, 0};  // all zero: known at run time only
+  AddressWindow window;
+  bool avx512 = false;
+};
+
+// Emits LLVM IR for single PTX instructions; control flow and registers are the subclasses'
+// business. Where operands are uniform the result is computed once, as a scalar.
+class InstructionEmitter {
+ public:
+  InstructionEmitter(const FlatKernel& kernel, const CompileOptions& options, llvm::Module* module);
+  virtual ~InstructionEmitter() = default;
+
+ protected:
+  using Type = ptx::Type;
+  using Operand = ptx::Operand;
+  using Instruction = ptx::Instruction;
+
+  // Registers are bit containers: iN, i1 for predicates.
+  virtual LaneValue ReadRegister(int reg) = 0;
+  // Writes under the active mask and guard().
+  virtual void WriteRegister(int reg, LaneValue value) = 0;
+  // <32 x i1>: lanes that execute the present block. Never empty when code runs.
+  virtual llvm::Value* BlockMask() = 0;
+  virtual bool BlockMaskIsFull() = 0;
+
+  // Starts the function `name`(WarpContext*) and loads what every kernel needs.
+  llvm::Function* BeginFunction(const std::string& name);
+  absl::Status Emit(const Instruction& instruction);
+  // A predicate of the present instruction, or null.
+  const LaneValue* guard() const { return guard_set_ ? &guard_ : nullptr; }
+  LaneValue ReadPredicate(int reg, bool negated);
+
+  // Lanes that execute the present instruction.
+  llvm::Value* ExecMask();
+  llvm::Value* MaskBits(llvm::Value* mask);  // <32 x i1> -> i32
+  llvm::Value* MaskFromBits(llvm::Value* bits);
+  llvm::Value* Any(llvm::Value* mask);  // i1
+
+  llvm::Value* CallRuntime(RuntimeFunction function, llvm::Type* result,
+                           std::initializer_list<llvm::Value*> arguments);
+  // Calls a runtime function that does not return, where `bad` (i1) is true.
+  void FailIf(llvm::Value* bad, RuntimeFunction function,
+              std::initializer_list<llvm::Value*> arguments);
+  llvm::MDNode* ColdBranch();    // weights of a branch that is hardly ever taken
+  llvm::MDNode* LikelyBranch();  // ... nearly always
+  llvm::Value* Int32(uint32_t value) { return builder_.getInt32(value); }
+  llvm::AllocaInst* EntryAlloca(llvm::Type* type, const char* name);
+  llvm::Value* ContextField(llvm::Type* type, size_t offset, const char* name);
+  const LaneOffsets* Keep(const LaneOffsets& offsets);
+  llvm::Type* RegisterType(int reg);
+  llvm::VectorType* VectorOf(llvm::Type* type) {
+    return llvm::FixedVectorType::get(type, kWarpSize);
+  }
+
+  llvm::LLVMContext& context_;
+  const FlatKernel& kernel_;
+  const CompileOptions& options_;
+  llvm::Module* const module_;
+  llvm::IRBuilder<> builder_;
+  llvm::Function* function_ = nullptr;
+  llvm::Value* warp_ = nullptr;  // WarpContext*
+
+ private:
+  // Operands fetched together: all scalars, or all vectors.
+  struct Args {
+    bool uniform = false;
+    llvm::Value* v[4] = {};
+    LaneValue Wrap(llvm::Value* result) const {
+      return uniform ? LaneValue::Uniform(result) : LaneValue::Varying(result);
+    }
+  };
+  using Handler = absl::Status (InstructionEmitter::*)(const Instruction&);
+  static Handler FindHandler(absl::string_view opcode);
+
+  absl::Status Unsupported(const Instruction& at, absl::string_view what);
+  absl::Status Malformed(const Instruction& at, absl::string_view what);
+
+  llvm::Type* ValueType(Type type);
+  llvm::Type* IntType(unsigned bits) { return builder_.getIntNTy(bits); }
+  absl::StatusOr<LaneValue> Get(const Instruction& at, const Operand& operand, Type type);
+  absl::StatusOr<LaneValue> Get(const Instruction& at, size_t operand, Type type);
+  absl::StatusOr<LaneValue> ReadSpecial(const Instruction& at, const Operand& operand);
+  absl::StatusOr<Args> Fetch(const Instruction& at,
+                             std::initializer_list<std::pair<size_t, Type>> operands);
+  Args Unify(std::initializer_list<LaneValue> values);
+  absl::Status Set(const Instruction& at, const Operand& operand, LaneValue value, Type type);
+  absl::Status Set(const Instruction& at, size_t operand, LaneValue value, Type type);
+  LaneValue Resize(const LaneValue& value, unsigned bits, bool sign);
+  LaneValue CastTo(const LaneValue& value, llvm::Type* type);  // bitcast of each lane
+  llvm::Value* Splatted(const Args& args, llvm::Value* scalar) {
+    return args.uniform ? scalar : Splat(builder_, scalar);
+  }
+  llvm::Value* Constant(llvm::Value* like, uint64_t value);
+  llvm::Value* FloatConstant(llvm::Value* like, double value);
+  llvm::Type* SameShape(llvm::Value* like, llvm::Type* element);
+  llvm::Value* Intrinsic(llvm::Intrinsic::ID id, std::initializer_list<llvm::Value*> arguments);
+  llvm::Value* AsBits(llvm::Value* value);              // float -> int of the same size
+  llvm::Value* AsType(llvm::Value* value, Type type);   // int -> the float type of `type`
+
+  // emit_integer.cc
+  absl::Status EmitAddSub(const Instruction& i);
+  absl::Status EmitMul(const Instruction& i);
+  absl::Status EmitMad(const Instruction& i);
+  absl::Status EmitDivRem(const Instruction& i);
+  absl::Status EmitIntegerDivRem(const Instruction& i);
+  absl::Status EmitAbsNeg(const Instruction& i);
+  absl::Status EmitMinMax(const Instruction& i);
+  absl::Status EmitLogic(const Instruction& i);
+  absl::Status EmitShift(const Instruction& i);
+  absl::Status EmitFunnelShift(const Instruction& i);
+  absl::Status EmitBitCount(const Instruction& i);
+  absl::Status EmitBitField(const Instruction& i);
+  absl::Status EmitPermute(const Instruction& i);
+  absl::Status EmitLop3(const Instruction& i);
+  absl::Status EmitDotProduct(const Instruction& i);
+  absl::Status EmitSad(const Instruction& i);
+  absl::Status EmitCarryAdd(const Instruction& i, llvm::Value* a, llvm::Value* b, const Args& args,
+                            Type type, bool subtract);
+  absl::Status EmitPackedInteger(const Instruction& i);
+  llvm::Value* MulHigh(llvm::Value* a, llvm::Value* b, bool is_signed);
+  LaneValue PatternAdd(const LaneValue& a, const LaneValue& b, bool subtract);
+  LaneValue PatternMul(const LaneValue& a, const LaneValue& b);
+  LaneValue PatternWiden(const LaneValue& value, unsigned bits, bool sign);
+
+  // emit_move.cc
+  absl::Status EmitMov(const Instruction& i);
+  absl::Status EmitCvta(const Instruction& i);
+  absl::Status EmitSelp(const Instruction& i);
+  absl::Status EmitSetp(const Instruction& i);
+  absl::Status EmitSet(const Instruction& i);
+  absl::Status EmitSlct(const Instruction& i);
+  absl::Status EmitNothing(const Instruction& i);
+  absl::Status EmitTrap(const Instruction& i);
+  absl::StatusOr<llvm::Value*> Compare(const Instruction& i, llvm::Value* a, llvm::Value* b, Type type);
+
+  // emit_float.cc
+  absl::Status EmitFloatArithmetic(const Instruction& i);  // add sub mul div fma rcp sqrt
+  absl::Status EmitFloatMinMax(const Instruction& i);
+  absl::Status EmitFloatAbsNeg(const Instruction& i);
+  absl::Status EmitApproximate(const Instruction& i);  // ex2 lg2 sin cos tanh rsqrt
+  absl::Status EmitCopysign(const Instruction& i);
+  absl::Status EmitTestp(const Instruction& i);
+  llvm::Value* Flush(const Instruction& i, Type type, llvm::Value* value);  // denormals, if .ftz
+  llvm::Value* Saturate(const Instruction& i, llvm::Value* value);          // if .sat
+  absl::StatusOr<llvm::Value*> Rounded(const Instruction& i, RoundedOp op, Type type, llvm::Value* a,
+                                       llvm::Value* b, llvm::Value* c);
+  llvm::Value* Exp2(llvm::Value* x);
+  llvm::Value* Log2(llvm::Value* x);
+  llvm::Value* SinCos(llvm::Value* x, bool cosine);
+  llvm::Value* Tanh(llvm::Value* x);
+  llvm::Value* RoundedByRuntime(RoundedOp op, RoundingMode mode, bool is_f64, llvm::Value* a,
+                                llvm::Value* b, llvm::Value* c);
+  llvm::Value* RoundedByAvx512(RoundedOp op, RoundingMode mode, bool is_f64, llvm::Value* a,
+                               llvm::Value* b, llvm::Value* c);
+  llvm::Value* BFloatToFloat(llvm::Value* bits);
+  llvm::Value* FloatToBFloat(llvm::Value* value);
+  llvm::Value* LoadHalf(Type type, llvm::Value* bits);   // 16-bit pattern -> float (or half)
+  llvm::Value* StoreHalf(Type type, llvm::Value* value);
+  // double -> float, inexact results made odd, so that a second rounding to a half comes out right.
+  llvm::Value* NarrowToOdd(llvm::Value* wide);
+  absl::Status EmitHalfArithmetic(const Instruction& i);
+
+  // emit_convert.cc
+  absl::Status EmitCvt(const Instruction& i);
+  absl::Status ConvertPacked(const Instruction& i);
+
+  // emit_memory.cc
+  struct Access {
+    ptx::Space space = ptx::Space::kGeneric;
+    Type type;
+    unsigned count = 1;  // elements of a vector access
+    unsigned bytes() const { return type.bits / 8 * count; }
+  };
+  absl::StatusOr<Access> ParseAccess(const Instruction& i);
+  // The plain address, checked for all executing lanes.
+  absl::StatusOr<LaneValue> CheckedAddress(const Instruction& i, const Operand& operand,
+                                           ptx::Space space, unsigned bytes);
+  void CheckAddresses(const Instruction& i, const LaneValue& address, unsigned bytes);
+  absl::Status EmitLoad(const Instruction& i);
+  absl::Status EmitStore(const Instruction& i);
+  absl::Status EmitAtomic(const Instruction& i);
+  absl::Status EmitPrefetch(const Instruction& i);
+  absl::Status EmitFence(const Instruction& i);
+  absl::Status EmitCpAsync(const Instruction& i);
+  bool IsOrdered(const Instruction& i);
+  llvm::Value* GatherElement(const LaneValue& address, unsigned offset, llvm::Type* type,
+                             llvm::Value* mask);
+  llvm::Value* PatternLoad(const LaneValue& address, unsigned offset, llvm::Type* type,
+                           llvm::Value* mask, bool full);
+  llvm::Value* LoadWithPattern(const LaneValue& address, unsigned offset, llvm::Type* type,
+                               llvm::Value* mask);
+  bool PatternStore(const LaneValue& address, unsigned offset, llvm::Value* value,
+                    llvm::Value* mask, bool full);
+  void ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
+                      llvm::Value* mask);
+  llvm::Value* SpillLanes(llvm::Value* vector, const char* name);  // -> alloca holding it
+
+  // emit_warp.cc
+  absl::Status EmitBarrier(const Instruction& i);
+  absl::Status EmitShuffle(const Instruction& i);
+  llvm::Value* Permute(llvm::Value* source, llvm::Value* lanes);  // AVX-512
+  llvm::Value* FirstActive(llvm::Value* vector);                  // its element in the lowest lane
+  absl::Status EmitVote(const Instruction& i);
+  absl::Status EmitActiveMask(const Instruction& i);
+  absl::Status EmitMatch(const Instruction& i);
+  absl::Status EmitRedux(const Instruction& i);
+  absl::Status EmitNanosleep(const Instruction& i);
+  absl::Status EmitCall(const Instruction& i);
+
+  LaneValue guard_;
+  bool guard_set_ = false;
+  llvm::Value* exec_mask_ = nullptr;
+  std::deque<LaneOffsets> offsets_;
+  LaneOffsets lane_ids_;
+};
+
+}  // namespace fargpu::softgpu

@@ -1,0 +1,650 @@
+#include "softgpu/passes/flatten_kernel.h"
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "common/cuda_error.h"
+#include "common/status_macros.h"
+
+namespace fargpu::softgpu {
+namespace {
+
+using ptx::Function;
+using ptx::Instruction;
+using ptx::Operand;
+using ptx::Space;
+using ptx::Type;
+using ptx::Variable;
+using Kind = ptx::Operand::Kind;
+
+// Inlining more than this would make the compiler's time and memory explode.
+constexpr size_t kMaxInstructions = 400000;
+constexpr size_t kMaxDepth = 48;
+
+bool IsRuntimeFunction(absl::string_view name) {
+  return name == "vprintf" || name == "__assertfail";
+}
+
+Instruction MakeJump(int label, ptx::Location location) {
+  Instruction jump;
+  jump.opcode = "bra";
+  jump.location = location;
+  Operand target;
+  target.kind = Kind::kLabel;
+  target.index = label;
+  jump.operands.push_back(std::move(target));
+  return jump;
+}
+
+Operand RegisterOperand(int index) {
+  Operand operand;
+  operand.kind = Kind::kRegister;
+  operand.index = index;
+  return operand;
+}
+
+Instruction MakeMove(Operand to, Operand from, Type type, const Instruction& like) {
+  Instruction move;
+  move.opcode = "mov";
+  move.location = like.location;
+  move.guard = like.guard;
+  move.guard_negated = like.guard_negated;
+  move.types = {type};
+  move.operands = {std::move(to), std::move(from)};
+  return move;
+}
+
+class Flattener {
+ public:
+  Flattener(const LinkedProgram& program, size_t kernel)
+      : program_(program), kernel_info_(program.kernels()[kernel]) {
+    kernel_.name = kernel_info_.name;
+  }
+
+  absl::StatusOr<FlatKernel> Run(const Function& function, int module) {
+    kernel_.shared_bytes = kernel_info_.static_shared_bytes;
+    Frame frame;
+    frame.end_label = -1;
+    uint64_t ignored = 0;
+    for (const Variable& param : function.params) {
+      frame.variables.push_back({Place::kKernelParam, PlaceVariable(&ignored, param)});
+    }
+    RETURN_IF_ERROR(Inline(function, module, std::move(frame), 0, 0));
+    RETURN_IF_ERROR(LowerParams());
+    if (shared_cursor_ > kernel_.shared_bytes) {
+      return absl::InternalError(absl::StrCat("kernel ", kernel_.name, " needs ", shared_cursor_,
+                                              " bytes of shared memory, not the estimated ",
+                                              kernel_.shared_bytes));
+    }
+    kernel_.carry_register = NewRegister({Type::kPred, 1, 1});
+    kernel_.local_bytes = (local_bytes_ + 15) / 16 * 16;
+    CutIntoBlocks();
+    return std::move(kernel_);
+  }
+
+ private:
+  // Where a variable of a function (instance) lives.
+  struct Place {
+    enum Kind { kShared, kDynamicShared, kLocal, kKernelParam, kParam, kRegister } kind;
+    uint64_t offset;  // or the id of a parameter (kParam), or a register
+  };
+  struct Frame {
+    std::vector<Place> variables;
+    int register_base = 0;
+    int label_base = 0;
+    int end_label = -1;  // where ret goes; -1 in the kernel itself
+    int module = 0;
+  };
+  struct Param {  // a parameter of a call
+    uint64_t size = 0;
+    uint32_t alignment = 1;
+    bool in_memory = false;
+    uint64_t local_offset = 0;
+    std::map<uint64_t, std::pair<uint32_t, int>> slots;  // offset -> (bits, register)
+  };
+
+  absl::Status Error(CUresult code, const Instruction& at, absl::string_view what) const {
+    return KernelError(code, kernel_.name, at, what);
+  }
+
+  uint64_t SharedOffset(const Variable& variable) {
+    const auto [it, added] = shared_.try_emplace(&variable, 0);
+    if (added) it->second = PlaceVariable(&shared_cursor_, variable);
+    return it->second;
+  }
+  int NewParam(const Variable& variable) {
+    params_.push_back({variable.size, variable.alignment, false, 0, {}});
+    return static_cast<int>(params_.size()) - 1;
+  }
+  int NewRegister(Type type) {
+    kernel_.registers.push_back({"", type});
+    return static_cast<int>(kernel_.registers.size()) - 1;
+  }
+
+  absl::Status Inline(const Function& f, int module, Frame frame, uint64_t local_base,
+                      size_t depth) {
+    frame.module = module;
+    frame.register_base = static_cast<int>(kernel_.registers.size());
+    kernel_.registers.insert(kernel_.registers.end(), f.registers.begin(), f.registers.end());
+    frame.label_base = static_cast<int>(labels_.size());
+    labels_.resize(labels_.size() + f.labels.size(), -1);
+    // frame.variables already holds the parameters (and returns) that the caller bound.
+    uint64_t local = local_base;
+    for (size_t i = frame.variables.size(); i < f.variables.size(); ++i) {
+      const Variable& v = f.variables[i];
+      switch (v.space) {
+        case Space::kLocal:
+          frame.variables.push_back({Place::kLocal, PlaceVariable(&local, v)});
+          break;
+        case Space::kShared:
+          if (v.is_extern) {
+            frame.variables.push_back({Place::kDynamicShared, 0});
+          } else {
+            frame.variables.push_back({Place::kShared, SharedOffset(v)});
+          }
+          break;
+        default:
+          frame.variables.push_back({Place::kParam, static_cast<uint64_t>(NewParam(v))});
+      }
+    }
+    local = (local + 15) / 16 * 16;
+    local_bytes_ = std::max(local_bytes_, local);
+    std::vector<std::pair<int, int>> labels;  // position, label
+    for (size_t i = 0; i < f.labels.size(); ++i) {
+      labels.emplace_back(f.labels[i].position, static_cast<int>(i));
+    }
+    std::sort(labels.begin(), labels.end());
+    size_t next_label = 0;
+    for (int i = 0; i <= static_cast<int>(f.body.size()); ++i) {
+      while (next_label < labels.size() && labels[next_label].first == i) {
+        labels_[frame.label_base + labels[next_label++].second] = static_cast<int>(body_.size());
+      }
+      if (i == static_cast<int>(f.body.size())) break;
+      if (body_.size() > kMaxInstructions) {
+        return Error(CUDA_ERROR_NOT_SUPPORTED, f.body[i],
+                     absl::StrCat("the kernel has more than ", kMaxInstructions,
+                                  " instructions with its functions inlined"));
+      }
+      RETURN_IF_ERROR(Statement(f.body[i], frame, local, depth));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Statement(const Instruction& source, const Frame& frame, uint64_t local,
+                         size_t depth) {
+    if (source.opcode == "ret" && frame.end_label >= 0) {
+      Instruction jump = MakeJump(frame.end_label, source.location);
+      if (source.guard >= 0) jump.guard = source.guard + frame.register_base;
+      jump.guard_negated = source.guard_negated;
+      body_.push_back(std::move(jump));
+      return absl::OkStatus();
+    }
+    if (source.opcode == "call") return Call(source, frame, local, depth);
+    Instruction instruction = source;
+    if (instruction.guard >= 0) instruction.guard += frame.register_base;
+    const bool in_function = frame.end_label >= 0;
+    if (in_function && source.Has("param") && (source.opcode == "ld" || source.opcode == "st")) {
+      // Through a register, a device function's own parameter is meant; it lives in local memory.
+      for (Operand& operand : instruction.operands) {
+        if (operand.kind == Kind::kAddress && operand.parts[0].kind == Kind::kRegister) {
+          std::replace(instruction.modifiers.begin(), instruction.modifiers.end(),
+                       absl::string_view("param"), absl::string_view("local"));
+        }
+      }
+    }
+    for (Operand& operand : instruction.operands) {
+      RETURN_IF_ERROR(Rewrite(&operand, frame, instruction));
+    }
+    body_.push_back(std::move(instruction));
+    return absl::OkStatus();
+  }
+
+  absl::Status Rewrite(Operand* operand, const Frame& frame, const Instruction& at) {
+    switch (operand->kind) {
+      case Kind::kRegister:
+        operand->index += frame.register_base;
+        break;
+      case Kind::kLabel:
+        operand->index += frame.label_base;
+        break;
+      case Kind::kVariable: {
+        const Place& place = frame.variables[operand->index];
+        const auto immediate = [&](uint64_t value) {
+          operand->kind = Kind::kImmediate;
+          operand->bits = value + static_cast<uint64_t>(operand->offset);
+          operand->offset = 0;
+        };
+        switch (place.kind) {
+          case Place::kShared:
+          case Place::kLocal:
+            immediate(place.offset);
+            break;
+          case Place::kDynamicShared:
+            immediate(DynamicSharedOffset());
+            break;
+          case Place::kKernelParam:
+            operand->index = -1;
+            operand->offset += static_cast<int64_t>(place.offset);
+            break;
+          case Place::kParam:
+            operand->index = static_cast<int>(place.offset);
+            break;
+          case Place::kRegister:
+            operand->kind = Kind::kRegister;
+            operand->index = static_cast<int>(place.offset);
+            break;
+        }
+        break;
+      }
+      case Kind::kSymbol: {
+        const SymbolRef ref = program_.Resolve(frame.module, operand->name);
+        if (ref.kind == SymbolRef::Kind::kShared) {
+          const Variable& v = program_.modules()[ref.module]->variables[ref.index];
+          const uint64_t base = v.is_extern ? DynamicSharedOffset() : SharedOffset(v);
+          operand->kind = Kind::kImmediate;
+          operand->bits = base + static_cast<uint64_t>(operand->offset);
+          operand->offset = 0;
+        } else if (ref.kind == SymbolRef::Kind::kVariable) {
+          operand->index = ref.program_variable;
+        } else if (ref.kind == SymbolRef::Kind::kFunction) {
+          return Error(CUDA_ERROR_NOT_SUPPORTED, at,
+                       absl::StrCat("taking the address of function ", operand->name));
+        } else {
+          return Error(CUDA_ERROR_INVALID_PTX, at,
+                       absl::StrCat("'", operand->name, "' is not defined"));
+        }
+        break;
+      }
+      default:
+        break;
+    }
+    for (Operand& part : operand->parts) RETURN_IF_ERROR(Rewrite(&part, frame, at));
+    return absl::OkStatus();
+  }
+
+  uint64_t DynamicSharedOffset() const { return (kernel_info_.static_shared_bytes + 15) / 16 * 16; }
+
+  absl::Status Call(const Instruction& source, const Frame& frame, uint64_t local, size_t depth) {
+    // call (ret), name, (args);  call name, (args);  call name;
+    size_t at = 0;
+    const Operand* returns = nullptr;
+    if (at < source.operands.size() && source.operands[at].kind == Kind::kList) {
+      returns = &source.operands[at++];
+    }
+    if (at >= source.operands.size()) return Error(CUDA_ERROR_INVALID_PTX, source, "call of nothing");
+    const Operand& callee = source.operands[at++];
+    const Operand* args = nullptr;
+    if (at < source.operands.size() && source.operands[at].kind == Kind::kList) {
+      args = &source.operands[at++];
+    }
+    if (callee.kind != Kind::kSymbol) {
+      return Error(CUDA_ERROR_NOT_SUPPORTED, source, "a call through a function pointer");
+    }
+    const auto list = [](const Operand* o) {
+      return o == nullptr ? std::vector<Operand>{} : o->parts;
+    };
+    std::vector<Operand> actual = list(args);
+    const std::vector<Operand> returned = list(returns);
+    const size_t arguments = actual.size();
+    actual.insert(actual.end(), returned.begin(), returned.end());
+    for (Operand& operand : actual) RETURN_IF_ERROR(Rewrite(&operand, frame, source));
+    const int guard = source.guard < 0 ? -1 : source.guard + frame.register_base;
+    int skip = -1;
+    if (guard >= 0) {  // jump around the call where the guard is false
+      skip = static_cast<int>(labels_.size());
+      labels_.push_back(-1);
+      Instruction jump = MakeJump(skip, source.location);
+      jump.guard = guard;
+      jump.guard_negated = !source.guard_negated;
+      body_.push_back(std::move(jump));
+    }
+    const SymbolRef ref = program_.Resolve(frame.module, callee.name);
+    if (ref.kind != SymbolRef::Kind::kFunction) {
+      if (!IsRuntimeFunction(callee.name)) {
+        return Error(CUDA_ERROR_NOT_SUPPORTED, source,
+                     absl::StrCat("function ", callee.name, " has no body"));
+      }
+      Instruction call;
+      call.opcode = "call";
+      call.location = source.location;
+      Operand name;
+      name.kind = Kind::kSymbol;
+      name.name = callee.name;
+      call.operands.push_back(std::move(name));
+      call.operands.emplace_back();
+      if (arguments < actual.size()) call.operands[1] = actual[arguments];
+      call.operands.insert(call.operands.end(), actual.begin(), actual.begin() + arguments);
+      body_.push_back(std::move(call));
+    } else {
+      const Function& f = program_.modules()[ref.module]->functions[ref.index];
+      if (depth >= kMaxDepth ||
+          std::count(stack_.begin(), stack_.end(), &f) > 0) {
+        return Error(CUDA_ERROR_NOT_SUPPORTED, source,
+                     absl::StrCat("function ", callee.name, " is recursive or nested too deeply"));
+      }
+      if (arguments != f.params.size() || returned.size() != f.returns.size()) {
+        return Error(CUDA_ERROR_INVALID_PTX, source,
+                     absl::StrCat("function ", callee.name, " takes ", f.params.size(),
+                                  " arguments and returns ", f.returns.size(), ", the call has ",
+                                  arguments, " and ", returned.size()));
+      }
+      Frame inner;
+      const int register_base = static_cast<int>(kernel_.registers.size());
+      std::vector<std::pair<int, Operand>> results;
+      for (size_t i = 0; i < f.params.size() + f.returns.size(); ++i) {
+        const bool is_return = i >= f.params.size();
+        const Variable& formal = f.variables[i];
+        const Operand& given = actual[i];
+        if (formal.is_register) {
+          inner.variables.push_back({Place::kRegister, 0});
+          const int to = register_base + formal.index;
+          if (is_return) {
+            results.emplace_back(to, given);
+          } else {
+            body_.push_back(MakeMove(RegisterOperand(to), given, formal.type, Instruction{}));
+          }
+        } else if (given.kind == Kind::kVariable && given.index >= 0) {
+          inner.variables.push_back({Place::kParam, static_cast<uint64_t>(given.index)});
+        } else {
+          // A register or constant given for a .param: pass it through a parameter of its own.
+          const int param = NewParam(formal);
+          inner.variables.push_back({Place::kParam, static_cast<uint64_t>(param)});
+          Instruction move;
+          move.opcode = is_return ? "ld" : "st";
+          move.location = source.location;
+          move.modifiers = {"param"};
+          move.types = {formal.type};
+          Operand address;
+          address.kind = Kind::kAddress;
+          address.parts.emplace_back();
+          address.parts[0].kind = Kind::kVariable;
+          address.parts[0].index = param;
+          if (is_return) {
+            move.operands = {given, address};
+            deferred_.push_back(std::move(move));
+          } else {
+            move.operands = {address, given};
+            body_.push_back(std::move(move));
+          }
+        }
+      }
+      std::vector<Instruction> after = std::exchange(deferred_, {});
+      inner.end_label = static_cast<int>(labels_.size());
+      labels_.push_back(-1);
+      const int end = inner.end_label;
+      stack_.push_back(&f);
+      RETURN_IF_ERROR(Inline(f, ref.module, std::move(inner), local, depth + 1));
+      stack_.pop_back();
+      labels_[end] = static_cast<int>(body_.size());
+      for (const auto& [from, to] : results) {
+        body_.push_back(
+            MakeMove(to, RegisterOperand(from), kernel_.registers[from].type, Instruction{}));
+      }
+      for (Instruction& move : after) body_.push_back(std::move(move));
+    }
+    if (skip >= 0) labels_[skip] = static_cast<int>(body_.size());
+    return absl::OkStatus();
+  }
+
+  // Parameters of calls become registers where every access agrees on its pieces, else memory.
+  absl::Status LowerParams() {
+    const auto param_access = [](const Instruction& i, Operand** address) {
+      if ((i.opcode != "ld" && i.opcode != "st") || !i.Has("param")) return false;
+      for (const Operand& o : i.operands) {
+        if (o.kind == Kind::kAddress && o.parts[0].kind == Kind::kVariable && o.parts[0].index >= 0) {
+          *address = const_cast<Operand*>(&o);
+          return true;
+        }
+      }
+      return false;
+    };
+    const auto lanes_of = [](const Instruction& i) -> uint32_t {
+      return i.Has("v4") ? 4 : i.Has("v2") ? 2 : 1;
+    };
+    Operand* address = nullptr;
+    for (const Instruction& i : body_) {
+      if (param_access(i, &address)) {
+        Param& param = params_[address->parts[0].index];
+        const uint32_t bits = i.type().bits;
+        for (uint32_t k = 0; k < lanes_of(i); ++k) {
+          param.slots.try_emplace(static_cast<uint64_t>(address->offset) + k * bits / 8, bits, -1);
+          if (param.slots[static_cast<uint64_t>(address->offset) + k * bits / 8].first != bits) {
+            param.in_memory = true;
+          }
+        }
+      } else if (i.opcode != "call") {
+        for (const Operand& o : i.operands) {
+          if (o.kind == Kind::kVariable && o.index >= 0) params_[o.index].in_memory = true;
+        }
+      }
+    }
+    for (Param& param : params_) {
+      uint64_t end = 0;
+      for (auto& [offset, slot] : param.slots) {
+        if (offset < end) param.in_memory = true;
+        end = offset + slot.first / 8;
+      }
+      if (param.in_memory) {
+        Variable v;
+        v.size = param.size;
+        v.alignment = param.alignment;
+        param.local_offset = PlaceVariable(&local_bytes_, v);
+      } else {
+        for (auto& [offset, slot] : param.slots) {
+          slot.second = NewRegister({Type::kBits, 1, static_cast<uint16_t>(slot.first)});
+        }
+      }
+    }
+    // Labels keep their places through `moved`, as one access may become several moves.
+    std::vector<Instruction> old = std::move(body_);
+    body_.clear();
+    std::vector<int> moved;
+    moved.reserve(old.size() + 1);
+    for (Instruction& i : old) {
+      moved.push_back(static_cast<int>(body_.size()));
+      if (param_access(i, &address)) {
+        Param& param = params_[address->parts[0].index];
+        if (param.in_memory) {
+          std::replace(i.modifiers.begin(), i.modifiers.end(), absl::string_view("param"),
+                       absl::string_view("local"));
+          address->parts[0] = Operand{};
+          address->parts[0].kind = Kind::kImmediate;
+          address->parts[0].bits = param.local_offset;
+          body_.push_back(std::move(i));
+          continue;
+        }
+        const bool load = i.opcode == "ld";
+        const Operand& value = i.operands[load ? 0 : 1];
+        for (uint32_t k = 0; k < lanes_of(i); ++k) {
+          const auto& slot = param.slots[static_cast<uint64_t>(address->offset) + k * i.type().bits / 8];
+          const Operand& element = value.kind == Kind::kVector ? value.parts[k] : value;
+          const Operand reg = RegisterOperand(slot.second);
+          if (load) {
+            // As a load does it: a narrow value is extended to the register.
+            Instruction move = MakeMove(element, reg, i.type(), i);
+            move.modifiers = {"extend"};
+            body_.push_back(std::move(move));
+          } else {
+            body_.push_back(MakeMove(reg, element, i.type(), i));
+          }
+        }
+        continue;
+      }
+      for (Operand& o : i.operands) {
+        if (o.kind != Kind::kVariable || o.index < 0) continue;
+        Param& param = params_[o.index];
+        if (i.opcode == "call") {  // arguments of runtime functions are single values
+          const auto slot = param.slots.find(0);
+          if (slot == param.slots.end()) {
+            o = Operand{};
+          } else if (param.in_memory) {
+            return Error(CUDA_ERROR_NOT_SUPPORTED, i, "an argument that is a structure");
+          } else {
+            o = RegisterOperand(slot->second.second);
+          }
+        } else {
+          const int64_t offset = o.offset;
+          o = Operand{};
+          o.kind = Kind::kImmediate;
+          o.bits = param.local_offset + static_cast<uint64_t>(offset);
+        }
+      }
+      body_.push_back(std::move(i));
+    }
+    moved.push_back(static_cast<int>(body_.size()));
+    for (int& label : labels_) {
+      if (label >= 0) label = moved[label];
+    }
+    return absl::OkStatus();
+  }
+
+  static bool Waits(const Instruction& i) {
+    return i.opcode == "bar" || i.opcode == "barrier" || i.opcode == "shfl" || i.opcode == "vote" ||
+           i.opcode == "match" || i.opcode == "redux" || i.opcode == "nanosleep";
+  }
+  static bool IsBlockBarrier(const Instruction& i) {
+    return (i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier";
+  }
+
+  void CutIntoBlocks() {
+    const int count = static_cast<int>(body_.size());
+    std::vector<bool> starts(count + 1, false);
+    starts[0] = true;
+    for (const int label : labels_) {
+      if (label >= 0) starts[label] = true;
+    }
+    for (int i = 0; i < count; ++i) {
+      const Instruction& instruction = body_[i];
+      if (instruction.opcode == "bra" || instruction.opcode == "ret" || instruction.opcode == "exit") {
+        starts[i + 1] = true;
+      } else if (Waits(instruction)) {
+        starts[i] = true;
+        if (instruction.guard >= 0 || IsBlockBarrier(instruction)) starts[i + 1] = true;
+      }
+    }
+    std::vector<int> block_of(count + 1, -1);
+    int blocks = 0;
+    for (int i = 0; i <= count; ++i) {
+      if (starts[i]) ++blocks;
+      block_of[i] = blocks - 1;
+    }
+    const int exit = block_of[count] + 1;  // a block that only ends
+    // Blocks made for guarded instructions that wait come behind the exit block.
+    kernel_.blocks.resize(exit + 1);
+    kernel_.blocks[exit].end = BasicBlock::End::kExit;
+    const auto start_of = [&](int position) {
+      return position >= count && !starts[count] ? exit : block_of[position];
+    };
+    int i = 0;
+    while (i < count) {
+      const int at = block_of[i];
+      std::vector<Instruction> code;
+      BasicBlock end_state;
+      end_state.end = BasicBlock::End::kJump;
+      end_state.location = body_[i].location;
+      bool ended = false;
+      do {
+        Instruction& instruction = body_[i++];
+        const bool leaves = instruction.opcode == "ret" || instruction.opcode == "exit";
+        if (instruction.opcode == "bra" || leaves) {
+          end_state.target = leaves ? exit : start_of(labels_[instruction.operands[0].index]);
+          if (instruction.guard >= 0) {
+            end_state.end = BasicBlock::End::kBranch;
+            end_state.predicate = instruction.guard;
+            end_state.negated = instruction.guard_negated;
+            end_state.fallthrough = i < count ? block_of[i] : exit;
+          }
+          end_state.location = instruction.location;
+          ended = true;
+        } else if (Waits(instruction) && instruction.guard >= 0) {
+          kernel_.has_block_barrier |= IsBlockBarrier(instruction);
+          // @p bar...: a branch around a block of its own.
+          const int own = static_cast<int>(kernel_.blocks.size());
+          kernel_.blocks.emplace_back();
+          BasicBlock& block = kernel_.blocks.back();
+          block.target = i < count ? block_of[i] : exit;
+          block.location = instruction.location;
+          end_state.end = BasicBlock::End::kBranch;
+          end_state.predicate = instruction.guard;
+          end_state.negated = instruction.guard_negated;
+          end_state.target = own;
+          end_state.fallthrough = block.target;
+          instruction.guard = -1;
+          block.instructions.push_back(std::move(instruction));
+          ended = true;
+        } else {
+          kernel_.has_block_barrier |= IsBlockBarrier(instruction);
+          code.push_back(std::move(instruction));
+        }
+      } while (i < count && !starts[i]);
+      if (!ended) end_state.target = i < count ? block_of[i] : exit;
+      end_state.instructions = std::move(code);
+      kernel_.blocks[at] = std::move(end_state);
+    }
+    if (starts[count]) {  // a label at the very end
+      kernel_.blocks[block_of[count]].end = BasicBlock::End::kExit;
+    }
+    RemoveUnreachable();
+  }
+
+  void RemoveUnreachable() {
+    std::vector<int> number(kernel_.blocks.size(), -1);
+    std::vector<int> work = {0};
+    number[0] = 0;
+    while (!work.empty()) {
+      const int b = work.back();
+      work.pop_back();
+      for (const int s : kernel_.blocks[b].Successors()) {
+        if (number[s] < 0) {
+          number[s] = 0;
+          work.push_back(s);
+        }
+      }
+    }
+    int next = 0;
+    for (int& n : number) {
+      if (n == 0) n = next++;
+    }
+    std::vector<BasicBlock> kept;
+    for (size_t b = 0; b < number.size(); ++b) {
+      if (number[b] < 0) continue;
+      BasicBlock& block = kernel_.blocks[b];
+      if (block.target >= 0) block.target = number[block.target];
+      if (block.fallthrough >= 0) block.fallthrough = number[block.fallthrough];
+      kept.push_back(std::move(block));
+    }
+    kernel_.blocks = std::move(kept);
+  }
+
+  const LinkedProgram& program_;
+  const KernelInfo& kernel_info_;
+  FlatKernel kernel_;
+  std::vector<Instruction> body_;
+  std::vector<int> labels_;  // position in body_
+  std::vector<Param> params_;
+  std::vector<Instruction> deferred_;
+  std::vector<const Function*> stack_;
+  absl::flat_hash_map<const Variable*, uint64_t> shared_;
+  uint64_t shared_cursor_ = 0;
+  uint64_t local_bytes_ = 0;
+};
+
+}  // namespace
+
+absl::Status KernelError(CUresult code, absl::string_view kernel, const Instruction& at,
+                         absl::string_view what) {
+  return CudaError(code, absl::StrCat("kernel ", kernel, ", line ", at.location.line, ", '", at.Name(),
+                                      "': ", what));
+}
+
+absl::StatusOr<FlatKernel> FlattenKernel(const LinkedProgram& program, size_t kernel) {
+  return Flattener(program, kernel)
+      .Run(program.kernel_function(kernel), program.kernel_module(kernel));
+}
+
+}  // namespace fargpu::softgpu

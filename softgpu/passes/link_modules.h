@@ -1,0 +1,78 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "softgpu/compiler.h"
+#include "softgpu/ptx/ast.h"
+
+namespace fargpu::softgpu {
+
+// Where a name of one module leads.
+struct SymbolRef {
+  enum class Kind { kNone, kFunction, kVariable, kShared } kind = Kind::kNone;
+  int module = -1;
+  int index = -1;             // in the module's functions or variables
+  int program_variable = -1;  // for kVariable: index in LinkedProgram::variables
+};
+
+// Memory that a kernel needs beyond its registers; the callees' is included.
+struct MemoryNeeds {
+  uint64_t local_bytes = 0;
+  uint64_t shared_bytes = 0;  // static only
+  bool recursive = false;
+};
+
+// PTX modules whose names are resolved against each other. Immutable.
+class LinkedProgram {
+ public:
+  static absl::StatusOr<std::unique_ptr<LinkedProgram>> Link(
+      std::vector<std::unique_ptr<ptx::Module>> modules);
+
+  const std::vector<std::unique_ptr<ptx::Module>>& modules() const { return modules_; }
+  const std::vector<KernelInfo>& kernels() const { return kernels_; }
+  const std::vector<VariableInfo>& variables() const { return variables_; }
+
+  const ptx::Function& kernel_function(size_t kernel) const {
+    const SymbolRef& ref = kernel_refs_[kernel];
+    return modules_[ref.module]->functions[ref.index];
+  }
+  int kernel_module(size_t kernel) const { return kernel_refs_[kernel].module; }
+  const SymbolRef& variable_ref(size_t variable) const { return variable_refs_[variable]; }
+
+  // kNone if no module defines it. An extern function without a body is kNone.
+  SymbolRef Resolve(int module, absl::string_view name) const;
+
+ private:
+  explicit LinkedProgram(std::vector<std::unique_ptr<ptx::Module>> modules)
+      : modules_(std::move(modules)) {}
+  absl::Status Build();
+  absl::Status Define(int module, absl::string_view name, bool visible, bool weak, SymbolRef ref);
+  MemoryNeeds Needs(const ptx::Function& function, int module);
+
+  std::vector<std::unique_ptr<ptx::Module>> modules_;
+  std::vector<KernelInfo> kernels_;
+  std::vector<SymbolRef> kernel_refs_;
+  std::vector<VariableInfo> variables_;
+  std::vector<SymbolRef> variable_refs_;
+  struct Definition {
+    SymbolRef ref;
+    bool weak = false;
+  };
+  absl::flat_hash_map<std::string, Definition> global_;               // visible everywhere
+  std::vector<absl::flat_hash_map<absl::string_view, SymbolRef>> local_;  // by module
+};
+
+// The layout of a function's own .local and .shared variables, shared by the estimate above and
+// by flatten_kernel. Returns the end of `size` bytes placed at `*cursor`, and the place.
+inline uint64_t PlaceVariable(uint64_t* cursor, const ptx::Variable& variable) {
+  const uint64_t alignment = variable.alignment == 0 ? 1 : variable.alignment;
+  const uint64_t at = (*cursor + alignment - 1) / alignment * alignment;
+  *cursor = at + variable.size;
+  return at;
+}
+
+}  // namespace fargpu::softgpu
