@@ -1,6 +1,8 @@
 // fargpu run: a program with a lease.
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -11,6 +13,7 @@
 #include <filesystem>
 #include <iostream>
 #include <system_error>
+#include <thread>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -94,8 +97,52 @@ int WaitForProgram(pid_t child, int signal_fd) {
   }
 }
 
+// Connects and allocates on a thread of its own, while this one looks out for signals: the mask
+// that keeps them from gRPC's threads would keep the user's Ctrl-C from ending the wait.
+struct Allocation {
+  absl::StatusOr<std::unique_ptr<BrokerClient>> client = absl::UnknownError("not connected");
+  absl::StatusOr<std::unique_ptr<LeaseHolder>> lease = absl::UnknownError("not allocated");
+};
+std::unique_ptr<Allocation> Allocate(const GlobalOptions& globals,
+                                     const broker::v1::AllocateRequest& request, int signal_fd,
+                                     const sigset_t& forwarded) {
+  auto allocation = std::make_unique<Allocation>();
+  const UniqueFd done(eventfd(0, EFD_CLOEXEC));
+  std::thread worker([&] {
+    allocation->client = ConnectToBroker(globals);
+    if (allocation->client.ok()) {
+      allocation->lease = LeaseHolder::Allocate(allocation->client->get(), request);
+    } else {
+      allocation->lease = allocation->client.status();
+    }
+    eventfd_write(done.get(), 1);
+  });
+  pollfd events[] = {{done.get(), POLLIN, 0}, {signal_fd, POLLIN, 0}};
+  while (events[0].revents == 0) {
+    if (poll(events, 2, -1) < 0 || events[1].revents == 0) continue;
+    signalfd_siginfo info;
+    if (read(signal_fd, &info, sizeof(info)) != static_cast<ssize_t>(sizeof(info)) ||
+        info.ssi_signo == SIGCHLD) {
+      continue;
+    }
+    // The broker sees the connection end and forgets the request.
+    pthread_sigmask(SIG_UNBLOCK, &forwarded, nullptr);
+    raise(static_cast<int>(info.ssi_signo));
+    // It was ignored, by our parent's wish.
+    pthread_sigmask(SIG_BLOCK, &forwarded, nullptr);
+  }
+  worker.join();
+  return allocation;
+}
+
 int Run(const GlobalOptions& globals, const RunOptions& options) {
   const SignalState signals = SignalState::Capture();
+  // Before gRPC makes threads, which must not take these from us.
+  const sigset_t forwarded = ForwardedSignals();
+  pthread_sigmask(SIG_BLOCK, &forwarded, nullptr);
+  const UniqueFd signal_fd(signalfd(-1, &forwarded, SFD_CLOEXEC));
+  if (!signal_fd.valid()) return Fail(ErrnoStatus("signalfd"), kExitRunFailed);
+
   const absl::StatusOr<uint64_t> memory_mib = ParseMemoryMib(options.memory);
   if (!memory_mib.ok()) {
     return Fail(
@@ -104,8 +151,6 @@ int Run(const GlobalOptions& globals, const RunOptions& options) {
   }
   const absl::StatusOr<std::string> library_dir = ClientLibraryDir();
   if (!library_dir.ok()) return Fail(library_dir.status(), kExitRunFailed);
-  absl::StatusOr<std::unique_ptr<BrokerClient>> client = ConnectToBroker(globals);
-  if (!client.ok()) return Fail(client.status(), kExitRunFailed);
 
   broker::v1::AllocateRequest request;
   request.set_tenant(options.tenant);
@@ -118,15 +163,10 @@ int Run(const GlobalOptions& globals, const RunOptions& options) {
   request.set_count(options.count);
   request.set_wait_ms(static_cast<uint64_t>(options.wait_seconds * 1000));
   request.set_ttl_ms(absl::ToInt64Milliseconds(kTtl));
-  absl::StatusOr<std::unique_ptr<LeaseHolder>> lease =
-      LeaseHolder::Allocate(client->get(), request);
+  const std::unique_ptr<Allocation> allocation =
+      Allocate(globals, request, signal_fd.get(), forwarded);
+  absl::StatusOr<std::unique_ptr<LeaseHolder>>& lease = allocation->lease;
   if (!lease.ok()) return Fail(lease.status(), kExitRunFailed);
-
-  // From here on a signal must not end us before the lease is given back.
-  const sigset_t forwarded = ForwardedSignals();
-  pthread_sigmask(SIG_BLOCK, &forwarded, nullptr);
-  const UniqueFd signal_fd(signalfd(-1, &forwarded, SFD_CLOEXEC));
-  if (!signal_fd.valid()) return Fail(ErrnoStatus("signalfd"), kExitRunFailed);
 
   const absl::StatusOr<std::string> lease_path = WriteLease((*lease)->file());
   if (!lease_path.ok()) return Fail(lease_path.status(), kExitRunFailed);

@@ -165,10 +165,21 @@ absl::Status LeaseHolder::Release(const std::string& reason) {
   broker::v1::ReleaseRequest request;
   request.set_lease_id(ToString(file_.lease));
   request.set_reason(reason);
-  broker::v1::ReleaseResponse response;
-  grpc::ClientContext context;
-  SetTimeout(&context, kCallTimeout);
-  return FromGrpcStatus(client_->stub().Release(&context, request, &response));
+  const absl::Time deadline = absl::Now() + kCallTimeout;
+  while (true) {
+    broker::v1::ReleaseResponse response;
+    grpc::ClientContext context;
+    SetTimeout(&context, kCallTimeout);
+    const absl::Status status =
+        FromGrpcStatus(client_->stub().Release(&context, request, &response));
+    // A broker that was started anew meanwhile is found by connecting again.
+    if (status.code() != absl::StatusCode::kUnavailable || client_->IsConnected() ||
+        absl::Now() >= deadline) {
+      return status;
+    }
+    absl::SleepFor(absl::Milliseconds(200));
+    (void)client_->WaitConnected(deadline - absl::Now());
+  }
 }
 
 }  // namespace fargpu
