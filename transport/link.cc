@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kSecond = 1000 * kMillisecond;
 // While waiting threads come and go, the link's thread looks so often whether somebody still polls.
 constexpr int64_t kTick = kMillisecond;
+constexpr int64_t kYieldAfter = 3'000;  // ns
 // No sleep is longer, so that a lost wake-up would cost a second and not a program.
 constexpr int64_t kLongestSleep = kSecond;
 // The peer keeps frames until they are acknowledged; it need not wait for a heartbeat when many
@@ -66,7 +68,13 @@ void Sleep(int first, int second, int64_t nanos) {
   ppoll(items, 2, &timeout, nullptr);  // an interruption is only an early wake-up
 }
 
-void Pause() {
+// Between two looks at the connection. Both ends of a link may sit on one core, and then only
+// yielding lets the other one answer; for the first microseconds the answer is not due yet.
+void Pause(int64_t idle_for) {
+  if (idle_for > kYieldAfter) {
+    sched_yield();
+    return;
+  }
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
@@ -313,7 +321,7 @@ absl::Status LinkImpl::Lead(absl::FunctionRef<bool()> done, int64_t deadline) {
       continue;
     }
     if (spin_.ShouldSpin(idle_since, now)) {
-      Pause();
+      Pause(now - idle_since);
       continue;
     }
     waiter_sleeps_.store(true);
@@ -518,7 +526,7 @@ void LinkImpl::LeadFromThread(int64_t wake_at) {
       continue;
     }
     if (spin_.ShouldSpin(idle_since, now)) {
-      Pause();
+      Pause(now - idle_since);
       continue;
     }
     const absl::StatusOr<bool> ready = connection_->Arm();

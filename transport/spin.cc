@@ -53,8 +53,10 @@ SpinPolicy::SpinPolicy(const LinkOptions& options, int cores)
   int64_t from_environment = 0;
   const char* text = std::getenv("FARGPU_SPIN_US");
   if (text != nullptr && absl::SimpleAtoi(text, &from_environment) && from_environment >= 0) {
+    always_ = true;
     shortest_ns_ = longest_ns_ = std::min<int64_t>(from_environment, 1'000'000) * 1000;
   } else if (cores < 2) {
+    always_ = true;
     shortest_ns_ = longest_ns_ = 0;
   }
   window_ns_ = shortest_ns_;
@@ -75,6 +77,7 @@ void SpinPolicy::Learn(int64_t idle_since, int64_t now) {
 }
 
 bool SpinPolicy::CoresAreShort(int64_t now) {
+  if (always_) return false;
   if (now >= next_load_check_) {
     next_load_check_ = now + kLoadCheckEvery;
     cores_are_short_ = RunnableThreads() > sysconf(_SC_NPROCESSORS_ONLN);

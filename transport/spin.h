@@ -32,6 +32,7 @@ class SpinPolicy {
   int64_t shortest_ns_;
   int64_t longest_ns_;
   int64_t window_ns_;
+  bool always_ = false;  // the environment asks for it, whatever the load
   int64_t next_load_check_ = 0;
   bool cores_are_short_ = false;
 };

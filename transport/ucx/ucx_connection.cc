@@ -38,9 +38,10 @@ constexpr int kMostProgressPerCall = 64;
 constexpr absl::Duration kDrainLimit = absl::Seconds(1);
 constexpr absl::Duration kFarewellLimit = absl::Milliseconds(100);
 constexpr absl::Duration kClosingLimit = absl::Milliseconds(10);
-// While sends are under way a sleeper looks so often: a full shared-memory queue tells nobody when
-// it has room again.
-constexpr long kRetryNanos = 1'000'000;
+// While sends are under way a sleeper looks this often, soon at first and then more rarely: a full
+// shared-memory queue tells nobody when it has room again.
+constexpr long kFirstRetryNanos = 20'000;
+constexpr long kLastRetryNanos = 1'000'000;
 
 absl::Status ClosedHere() { return absl::UnavailableError("the connection was closed"); }
 
@@ -56,7 +57,8 @@ UcxConnection::UcxConnection(std::unique_ptr<UcxWorker> worker, const UcxOptions
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       kick_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
-      ucx_(std::move(worker)) {}
+      ucx_(std::move(worker)),
+      retry_nanos_(kFirstRetryNanos) {}
 
 absl::StatusOr<std::unique_ptr<Connection>> UcxConnection::Open(std::unique_ptr<UcxWorker> worker,
                                                                 const UcxOptions& options,
@@ -342,6 +344,7 @@ absl::StatusOr<bool> UcxConnection::Progress(std::vector<Message>* arrived) {
     Close();
     return failure_;
   }
+  if (moved) retry_nanos_ = kFirstRetryNanos;
   return moved;
 }
 
@@ -364,7 +367,10 @@ absl::StatusOr<bool> UcxConnection::Arm() {
   const bool under_way = posted_ > 0;
   if (under_way || timer_set_) {
     itimerspec when = {};
-    if (under_way) when.it_value.tv_nsec = kRetryNanos;
+    if (under_way) {
+      when.it_value.tv_nsec = retry_nanos_;
+      retry_nanos_ = std::min(2 * retry_nanos_, kLastRetryNanos);
+    }
     timerfd_settime(timer_.get(), 0, &when, nullptr);
     timer_set_ = under_way;
   }
@@ -416,7 +422,10 @@ void UcxConnection::Close() {
   bool drained = false;
   while (!drained && absl::Now() < end) {
     ucx.worker_progress(ucx_->worker);
-    drained = IsDone(&closing) & IsDone(&opening_request_) & IsDone(&flush_request_);
+    // All of them each time: none may stay unseen behind another that is late.
+    drained = IsDone(&closing);
+    drained &= IsDone(&opening_request_);
+    drained &= IsDone(&flush_request_);
     for (size_t i = 0; i < posted_; ++i) drained &= IsDone(&outgoing_[i].request);
     for (Incoming& incoming : incoming_) drained &= IsDone(&incoming.request);
   }

@@ -127,6 +127,7 @@ class UcxConnection final : public Connection {
   void* opening_request_ ABSL_GUARDED_BY(mutex_) = nullptr;
   void* flush_request_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool armed_ ABSL_GUARDED_BY(mutex_) = false;
+  long retry_nanos_ ABSL_GUARDED_BY(mutex_);
   bool timer_set_ ABSL_GUARDED_BY(mutex_) = false;
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;         // UCX knows that the peer is gone
   bool peer_closes_ ABSL_GUARDED_BY(mutex_) = false;  // it said so, or its process ended

@@ -84,6 +84,8 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> UcxSettings(
       // Without these three, endpoints that report errors silently use tcp for everything.
       {"MM_ERROR_HANDLING", "y"},
       {"MEMORY_INVALIDATE", "y"},
+      // Room for 2 MiB, so that a sender seldom finds the queue full: nothing wakes it then.
+      {"MM_FIFO_SIZE", "256"},
       {"KEEPALIVE_INTERVAL", "1s"},
       {"KEEPIDLE", "2s"},
       {"KEEPINTVL", "1s"},
