@@ -23,6 +23,8 @@ using std::chrono::steady_clock;
 constexpr seconds kWorkerIdleTime{10};
 // Waits look again now and then, so that a lost wake-up would be a delay and not a hang.
 constexpr seconds kRecheck{1};
+// How long a wait goes on after StopWorkers() without any progress.
+constexpr milliseconds kLastWait{100};
 
 // Handlers of the application belong on its own threads. Faults stay deliverable: the execution
 // engine turns those of kernels into CUDA errors.
@@ -127,7 +129,7 @@ uint64_t WorkQueue::Submit(std::function<void()> work, std::vector<Dependency> d
 }
 
 void WorkQueue::WakeWorker() {
-  if (running_) return;
+  if (running_ || WorkersStopped()) return;
   running_ = true;
   WorkerPool::Get().Run(shared_from_this());
 }
@@ -158,7 +160,7 @@ void WorkQueue::RunItems(RunOn caller, uint64_t last) {
     progress_.SignalAll();
   }
   running_ = false;
-  if (!items_.empty() && !WorkersStopped()) WakeWorker();
+  if (!items_.empty()) WakeWorker();
   progress_.SignalAll();
 }
 
@@ -169,10 +171,10 @@ void WorkQueue::Wait(uint64_t position) {
     if (!running_) {
       running_ = true;
       RunItems(RunOn::kAnyThread, position);
-    } else if (WorkersStopped()) {
-      return;
-    } else {
+    } else if (!WorkersStopped()) {
       progress_.WaitFor(&mutex_, kRecheck);
+    } else if (!progress_.WaitFor(&mutex_, kLastWait)) {
+      return;  // the worker is stuck in a kernel that the end of the process does not wait for
     }
   }
 }

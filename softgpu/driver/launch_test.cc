@@ -1,0 +1,241 @@
+#include <cstring>
+
+#include "common/cuda_error.h"
+#include "softgpu/driver/driver_test.h"
+
+namespace fargpu::softgpu {
+namespace {
+
+class LaunchTest : public DriverTest {
+ protected:
+  void SetUp() override {
+    DriverTest::SetUp();
+    info_ = FakeKernelInfo("records", {8, 1, 4});
+    info_.static_shared_bytes = 1024;
+    function_ = Load(info_, [this](const LaunchConfig& config) {
+      params_.assign(config.params.begin(), config.params.end());
+      seen_ = config;
+      ++launches_;
+      return absl::OkStatus();
+    });
+  }
+
+  CUresult LaunchShape(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                       unsigned bz, unsigned shared = 0) {
+    return cuLaunchKernel(function_, gx, gy, gz, bx, by, bz, shared, nullptr, values_, nullptr);
+  }
+
+  KernelInfo info_;
+  CUfunction function_ = nullptr;
+  uint64_t first_ = 0x1122334455667788;
+  char second_ = 'x';
+  uint32_t third_ = 99;
+  void* values_[3] = {&first_, &second_, &third_};
+  std::vector<char> params_;
+  LaunchConfig seen_;
+  std::atomic<int> launches_{0};
+};
+
+TEST_F(LaunchTest, PassesShapeAndParameters) {
+  ASSERT_SUCCESS(LaunchShape(2, 3, 4, 5, 6, 7, 100));
+  first_ = 0;  // the launch has its own copy
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(seen_.grid.x, 2u);
+  EXPECT_EQ(seen_.grid.z, 4u);
+  EXPECT_EQ(seen_.block.x, 5u);
+  EXPECT_EQ(seen_.block.y, 6u);
+  EXPECT_EQ(seen_.block.z, 7u);
+  EXPECT_EQ(seen_.dynamic_shared_bytes, 100u);
+  EXPECT_FALSE(seen_.cooperative);
+  ASSERT_EQ(params_.size(), 16u);
+  uint64_t first = 0;
+  std::memcpy(&first, params_.data(), 8);
+  EXPECT_EQ(first, 0x1122334455667788u);
+  EXPECT_EQ(params_[8], 'x');
+  uint32_t third = 0;
+  std::memcpy(&third, params_.data() + 12, 4);
+  EXPECT_EQ(third, 99u);
+}
+
+TEST_F(LaunchTest, ParametersInOneBuffer) {
+  char buffer[16] = {};
+  std::memcpy(buffer + 12, &third_, 4);
+  size_t size = sizeof(buffer);
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, buffer, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
+                   CU_LAUNCH_PARAM_END};
+  ASSERT_SUCCESS(cuLaunchKernel(function_, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra));
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(params_, std::vector<char>(buffer, buffer + 16));
+  size = 15;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuLaunchKernel(function_, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuLaunchKernel(function_, 1, 1, 1, 1, 1, 1, 0, nullptr, values_, extra));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuLaunchKernel(function_, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));
+}
+
+TEST_F(LaunchTest, RefusesShapesBeyondTheLimits) {
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(0, 1, 1, 1, 1, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 1, 1, 0, 1, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 65536, 1, 1, 1, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(0x80000000u, 1, 1, 1, 1, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 1, 1, 1025, 1, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 1, 1, 1, 1, 65));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 1, 1, 64, 32, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 1, 1, 1, 1, 1, (47 << 10) + 1));
+  EXPECT_SUCCESS(LaunchShape(1, 1, 1, 1024, 1, 1, 47 << 10));
+  EXPECT_SUCCESS(LaunchShape(0x7fffffff, 65535, 65535, 1, 1, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_HANDLE,
+            cuLaunchKernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, values_, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_HANDLE,
+            cuLaunchKernel(function_, 1, 1, 1, 1, 1, 1, 0, reinterpret_cast<CUstream>(0x777),
+                           values_, nullptr));
+  EXPECT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(launches_, 2);
+}
+
+TEST_F(LaunchTest, LaunchBoundsLimitBlocks) {
+  KernelInfo bounded = FakeKernelInfo("bounded", {});
+  bounded.max_threads_per_block = 128;
+  const CUfunction function = Load(bounded, [](const LaunchConfig&) { return absl::OkStatus(); });
+  EXPECT_SUCCESS(cuLaunchKernel(function, 1, 1, 1, 128, 1, 1, 0, nullptr, nullptr, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuLaunchKernel(function, 1, 1, 1, 129, 1, 1, 0, nullptr, nullptr, nullptr));
+}
+
+TEST_F(LaunchTest, MoreSharedMemoryOnRequest) {
+  const auto attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+  int value = 0;
+  EXPECT_SUCCESS(cuFuncGetAttribute(&value, attribute, function_));
+  EXPECT_EQ(value, 47 << 10);
+  EXPECT_SUCCESS(cuFuncSetAttribute(function_, attribute, 100 << 10));
+  EXPECT_SUCCESS(cuFuncGetAttribute(&value, attribute, function_));
+  EXPECT_EQ(value, 100 << 10);
+  EXPECT_SUCCESS(LaunchShape(1, 1, 1, 1, 1, 1, 100 << 10));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 1, 1, 1, 1, 1, (100 << 10) + 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuFuncSetAttribute(function_, attribute, 227 << 10));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuFuncSetAttribute(function_, attribute, -1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_NUM_REGS, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(99), function_));
+}
+
+TEST_F(LaunchTest, FunctionAttributes) {
+  const auto get = [&](CUfunction_attribute attribute) {
+    int value = -1;
+    EXPECT_SUCCESS(cuFuncGetAttribute(&value, attribute, function_));
+    return value;
+  };
+  EXPECT_EQ(get(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK), 1024);
+  EXPECT_EQ(get(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES), 1024);
+  EXPECT_EQ(get(CU_FUNC_ATTRIBUTE_NUM_REGS), 32);
+  EXPECT_EQ(get(CU_FUNC_ATTRIBUTE_PTX_VERSION), 90);
+  EXPECT_EQ(get(CU_FUNC_ATTRIBUTE_BINARY_VERSION), 75);
+  size_t offset = 0, size = 0;
+  EXPECT_SUCCESS(cuFuncGetParamInfo(function_, 2, &offset, &size));
+  EXPECT_EQ(offset, 12u);
+  EXPECT_EQ(size, 4u);
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuFuncGetParamInfo(function_, 3, &offset, &size));
+}
+
+TEST_F(LaunchTest, ExtendedLaunches) {
+  CUlaunchAttribute attributes[2] = {};
+  attributes[0].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  attributes[0].value.cooperative = 1;
+  attributes[1].id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
+  CUlaunchConfig config = {};
+  config.gridDimX = 4;
+  config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = 32;
+  config.blockDimY = config.blockDimZ = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  ASSERT_SUCCESS(cuLaunchKernelEx(&config, function_, values_, nullptr));
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_TRUE(seen_.cooperative);
+  EXPECT_EQ(seen_.grid.x, 4u);
+  attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attributes[1].value.clusterDim = {2, 1, 1};
+  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuLaunchKernelEx(&config, function_, values_, nullptr));
+  attributes[1].id = static_cast<CUlaunchAttributeID>(77);
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuLaunchKernelEx(&config, function_, values_, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuLaunchKernelEx(nullptr, function_, values_, nullptr));
+  config.attrs = nullptr;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuLaunchKernelEx(&config, function_, values_, nullptr));
+}
+
+TEST_F(LaunchTest, CooperativeGridsMustFit) {
+  // 1024 threads: two blocks on each of four multiprocessors.
+  EXPECT_SUCCESS(
+      cuLaunchCooperativeKernel(function_, 8, 1, 1, 1024, 1, 1, 0, nullptr, values_));
+  EXPECT_CU(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            cuLaunchCooperativeKernel(function_, 9, 1, 1, 1024, 1, 1, 0, nullptr, values_));
+}
+
+TEST_F(LaunchTest, KernelsStayInTheirContext) {
+  CUcontext own = nullptr;
+  ASSERT_SUCCESS(cuCtxCreate(&own, nullptr, 0, 0));
+  EXPECT_CU(CUDA_ERROR_INVALID_HANDLE, LaunchShape(1, 1, 1, 1, 1, 1));
+  EXPECT_SUCCESS(cuCtxDestroy(own));
+  EXPECT_SUCCESS(LaunchShape(1, 1, 1, 1, 1, 1));
+}
+
+TEST_F(LaunchTest, Occupancy) {
+  int blocks = -1;
+  EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 256, 0));
+  EXPECT_EQ(blocks, 8);  // 2048 threads
+  EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 32, 0));
+  EXPECT_EQ(blocks, 32);  // the limit of blocks
+  EXPECT_SUCCESS(
+      cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 256, 46 << 10));
+  EXPECT_EQ(blocks, 4);  // 48 KiB each of 228 KiB
+  EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 2000, 0));
+  EXPECT_EQ(blocks, 0);
+  KernelInfo hungry = FakeKernelInfo("hungry", {});
+  hungry.registers = 128;
+  const CUfunction function = Load(hungry, [](const LaunchConfig&) { return absl::OkStatus(); });
+  EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 256, 0));
+  EXPECT_EQ(blocks, 2);  // 65536 registers
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 0, 0));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuOccupancyMaxActiveBlocksPerMultiprocessor(nullptr, function_, 1, 0));
+  EXPECT_CU(CUDA_ERROR_INVALID_HANDLE,
+            cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nullptr, 1, 0));
+  int grid = 0, block = 0;
+  EXPECT_SUCCESS(
+      cuOccupancyMaxPotentialBlockSize(&grid, &block, function_, nullptr, 0, 0));
+  EXPECT_EQ(block, 1024);
+  EXPECT_EQ(grid, 8);
+  EXPECT_SUCCESS(
+      cuOccupancyMaxPotentialBlockSize(&grid, &block, function_, nullptr, 0, 100));
+  EXPECT_EQ(block, 64);  // 32 blocks of 64 are more threads than 21 of 96
+  size_t bytes = 0;
+  EXPECT_SUCCESS(cuOccupancyAvailableDynamicSMemPerBlock(&bytes, function_, 8, 256));
+  EXPECT_GT(bytes, 20u << 10);
+  EXPECT_LE(bytes, 28u << 10);
+}
+
+TEST_F(LaunchTest, PrintfComesOutWhereTheProgramSynchronises) {
+  const CUfunction prints = Load("prints", [](const LaunchConfig& config) {
+    config.printf_sink("hello from the card\n");
+    return absl::OkStatus();
+  });
+  ::testing::internal::CaptureStdout();
+  ASSERT_SUCCESS(Launch(prints));
+  ASSERT_SUCCESS(cuStreamSynchronize(nullptr));
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "hello from the card\n");
+}
+
+TEST_F(LaunchTest, ErrorsOfOursReachTheProgram) {
+  const CUfunction lacks = Load("lacks", [](const LaunchConfig&) {
+    return CudaError(CUDA_ERROR_NOT_SUPPORTED, "line 3: wgmma");
+  });
+  ASSERT_SUCCESS(Launch(lacks));
+  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuStreamSynchronize(nullptr));
+}
+
+}  // namespace
+}  // namespace fargpu::softgpu
