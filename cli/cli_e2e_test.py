@@ -1,6 +1,6 @@
 """The fargpu command from end to end, with the real broker and a stand-in for fargpud.
 
-Usage: cli_e2e_test.py FARGPU FARGPU_BROKER FAKE_FARGPUD
+Usage: cli_e2e_test.py FARGPU FARGPU_BROKER FAKE_FARGPUD FARGPU_LEASE
 """
 
 import os
@@ -38,7 +38,7 @@ class CliTest(unittest.TestCase):
     def setUp(self):
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="fargpu_cli_"))
         (self.root / "bin").mkdir()
-        for source, name in zip(PROGRAMS, ("fargpu", "fargpu-broker", "fargpud")):
+        for source, name in zip(PROGRAMS, ("fargpu", "fargpu-broker", "fargpud", "fargpu-lease")):
             try:
                 os.link(source, self.root / "bin" / name)
             except OSError:
@@ -252,6 +252,64 @@ class CliTest(unittest.TestCase):
             self.assertNotIn("127.0.0.1:4830,", self.up())
             self.assertEqual(self.run_program("true").returncode, 0)
 
+    def start_lease_helper(self, **settings):
+        return subprocess.Popen([str(self.root / "bin" / "fargpu-lease")],
+                                env=dict(self.env, **settings), stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def test_lease_helper_keeps_a_lease_while_stdin_is_open(self):
+        self.up()
+        broker = (self.home / "broker.address").read_text().strip()
+        settings = {"FARGPU_BROKER": broker, "FARGPU_MEMORY": "2GiB", "FARGPU_CORES": "25"}
+        helper = self.start_lease_helper(**settings)
+        lines = []
+        while line := helper.stdout.readline().strip():
+            lines.append(line)
+        self.assertEqual([line.split()[0] for line in lines],
+                         ["lease", "secret", "endpoint", "memory_bytes", "cores_percent"])
+        self.assertEqual(lines[3:], ["memory_bytes 2147483648", "cores_percent 25"])
+        self.assertIn(lines[0].split()[1], self.fargpu("leases").stdout)
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+            helper.send_signal(number)
+        helper.stdin.write("anything\n")
+        helper.stdin.flush()
+        time.sleep(0.2)
+        self.assertIsNone(helper.poll())
+        refused = self.start_lease_helper(**settings | {"FARGPU_MEMORY": "3GiB"})
+        refused.wait(TIMEOUT)
+        output, errors = refused.communicate(timeout=TIMEOUT)
+        self.assertEqual((refused.returncode, output), (1, ""))
+        self.assertIn("largest free slice is 2048 MiB", errors)
+        self.assertEqual(errors.count("\n"), 1)
+        output, errors = helper.communicate(timeout=TIMEOUT)  # closes its stdin
+        self.assertEqual((helper.returncode, output, errors), (0, "", ""))
+        self.assertEqual(self.fargpu("leases").stdout, "No leases.\n")
+        # SIGTERM releases as well.
+        helper = self.start_lease_helper(**settings)
+        helper.stdout.readline()
+        helper.terminate()
+        helper.communicate(timeout=TIMEOUT)
+        self.assertEqual(helper.returncode, 0)
+        self.assertEqual(self.fargpu("leases").stdout, "No leases.\n")
+
+    def test_lease_helper_names_wrong_settings(self):
+        for settings, status, message in (
+            ({}, 2, "FARGPU_BROKER is not set"),
+            ({"FARGPU_BROKER": "127.0.0.1:1"}, 2, "FARGPU_MEMORY is not set"),
+            ({"FARGPU_BROKER": "127.0.0.1:1", "FARGPU_MEMORY": "4GB"}, 2, "FARGPU_MEMORY: "),
+            ({"FARGPU_BROKER": "127.0.0.1:1", "FARGPU_MEMORY": "1", "FARGPU_CORES": "0"}, 2,
+             "FARGPU_CORES is \"0\""),
+            ({"FARGPU_BROKER": "127.0.0.1:1", "FARGPU_MEMORY": "1"}, 1,
+             "no broker at 127.0.0.1:1"),
+            ({"FARGPU_BROKER": "nonsense", "FARGPU_MEMORY": "1"}, 1, "neither HOST:PORT"),
+        ):
+            helper = self.start_lease_helper(**settings)
+            helper.wait(TIMEOUT)
+            output, errors = helper.communicate(timeout=TIMEOUT)
+            self.assertEqual((helper.returncode, output), (status, ""), settings)
+            self.assertIn(message, errors)
+            self.assertEqual(errors.count("\n"), 1)
+
     def test_help_everywhere_with_an_example(self):
         self.assertIn("Example", self.fargpu("--help").stdout)
         for verb in ("up", "down", "run", "pool", "leases", "version"):
@@ -283,6 +341,6 @@ class CliTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    PROGRAMS = sys.argv[1:4]
-    del sys.argv[1:4]
+    PROGRAMS = sys.argv[1:5]
+    del sys.argv[1:5]
     unittest.main()
