@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cuda.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "common/cuda_error.h"
+
+namespace fargpu::client {
+
+// CUDA_ERROR_INVALID_VALUE if a pointer that must be given was not.
+inline absl::Status NotNull(const void* pointer, const char* name) {
+  if (pointer != nullptr) return absl::OkStatus();
+  return CudaError(CUDA_ERROR_INVALID_VALUE, absl::StrCat(name, " is null"));
+}
+
+}  // namespace fargpu::client

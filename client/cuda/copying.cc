@@ -1,0 +1,175 @@
+#include "client/cuda/copying.h"
+
+#include <cstring>
+#include <deque>
+
+#include "absl/strings/str_cat.h"
+
+#include "common/log.h"
+
+namespace fargpu::client {
+namespace {
+
+absl::Status SynchronizeContext(Session& session) {
+  wire::CtxSynchronizeRequest request;
+  wire::CtxSynchronizeReply reply;
+  return session.Call(request, &reply);
+}
+
+bool IsPinned(Session& session, const void* memory, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const std::optional<MemoryRange> range = session.host_memory().Find(begin);
+  return range.has_value() && bytes <= range->end() - begin;
+}
+
+absl::Status CheckHostPointer(const void* memory) {
+  if (memory != nullptr) return absl::OkStatus();
+  return CudaError(CUDA_ERROR_INVALID_VALUE, "the host pointer is null");
+}
+
+}  // namespace
+
+void SettleDeliveries(Session& session, const void* memory, size_t bytes) {
+  if (!session.calls().deliveries().Overlaps(memory, bytes)) return;
+  if (const absl::Status settled = SynchronizeContext(session); !settled.ok()) {
+    FARGPU_LOG(kDebug, "waiting for copies into host memory: ", settled.ToString());
+  }
+  // What still has not come belongs to a copy that failed, or to another context.
+  session.calls().deliveries().Cancel(memory, bytes);
+}
+
+absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
+  if (const std::optional<MemoryRange> range = session.device_memory().Find(address)) {
+    if (range->reserved || bytes <= range->end() - address) return absl::OkStatus();
+    return CudaError(CUDA_ERROR_INVALID_VALUE,
+                     absl::StrCat(bytes, " bytes at 0x", absl::Hex(address), " end after the ",
+                                  range->bytes, " bytes at 0x", absl::Hex(range->begin)));
+  }
+  // Variables of modules and memory that kernels allocate are not known here, but lie inside.
+  if (!session.window().known()) return absl::OkStatus();
+  const CUdeviceptr last = address + (bytes > 0 ? bytes - 1 : 0);
+  if (last >= address && session.window().Contains(address) && session.window().Contains(last)) {
+    return absl::OkStatus();
+  }
+  return CudaError(CUDA_ERROR_INVALID_VALUE,
+                   absl::StrCat("0x", absl::Hex(address), " is no device memory"));
+}
+
+absl::Status CopyHostToDevice(Session& session, CUdeviceptr to, const void* from, size_t bytes,
+                              DefaultStream default_stream) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHostPointer(from));
+  RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
+  // The source may be what an earlier copy is still to bring.
+  SettleDeliveries(session, from, bytes);
+  return session.SendBulk(
+      absl::MakeConstSpan(static_cast<const char*>(from), bytes), [&](size_t offset, size_t size) {
+        return wire::MemcpyHtoDV2Request{.dstDevice = to + offset,
+                                         .ByteCount = size,
+                                         .per_thread = default_stream == DefaultStream::kPerThread};
+      });
+}
+
+absl::Status CopyDeviceToHost(Session& session, void* to, CUdeviceptr from, size_t bytes,
+                              DefaultStream default_stream) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHostPointer(to));
+  RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
+  // All chunks are asked for at once, so that however long the copy is, it waits for one round trip.
+  // The deque keeps what is in it where it is.
+  std::deque<PendingReply> chunks;
+  absl::Status status;
+  for (size_t offset = 0; offset < bytes && status.ok(); offset += Session::kChunkBytes) {
+    const size_t size = std::min(Session::kChunkBytes, bytes - offset);
+    PendingReply& chunk = chunks.emplace_back();
+    chunk.bulk = absl::MakeSpan(static_cast<char*>(to) + offset, size);
+    status = session.Send(
+        wire::MemcpyDtoHV2Request{.srcDevice = from + offset,
+                                  .ByteCount = size,
+                                  .per_thread = default_stream == DefaultStream::kPerThread},
+        &chunk);
+    if (!status.ok()) chunks.pop_back();
+  }
+  session.calls().CountRoundTrip();
+  // Every chunk is waited for, whatever became of the others: its reply writes into our caller's
+  // memory.
+  for (PendingReply& chunk : chunks) {
+    absl::Status waited = session.calls().Wait(&chunk);
+    if (waited.ok()) waited = session.ResultOf("cuMemcpyDtoH_v2", chunk);
+    if (status.ok()) status = waited;
+  }
+  return status;
+}
+
+absl::Status CopyDeviceToDevice(Session& session, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                DefaultStream default_stream) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
+  RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
+  return session.Send(
+      wire::MemcpyDtoDV2Request{.dstDevice = to,
+                                .srcDevice = from,
+                                .ByteCount = bytes,
+                                .per_thread = default_stream == DefaultStream::kPerThread});
+}
+
+absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void* from, size_t bytes,
+                                   wire::StreamId stream) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHostPointer(from));
+  RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
+  // The bytes leave now, not when the stream gets there; a copy on the same stream that is still to
+  // fill them would be too late.
+  SettleDeliveries(session, from, bytes);
+  return session.SendBulk(
+      absl::MakeConstSpan(static_cast<const char*>(from), bytes), [&](size_t offset, size_t size) {
+        return wire::MemcpyHtoDAsyncV2Request{
+            .dstDevice = to + offset, .ByteCount = size, .hStream = stream};
+      });
+}
+
+absl::Status CopyDeviceToHostAsync(Session& session, void* to, CUdeviceptr from, size_t bytes,
+                                   wire::StreamId stream) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHostPointer(to));
+  RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
+  // CUDA promises that a copy into pageable memory is complete when the call returns: a program may
+  // free the memory right away.
+  const bool pinned = IsPinned(session, to, bytes);
+  const uint64_t token = session.calls().deliveries().Expect(to, bytes);
+  absl::Status status;
+  for (size_t offset = 0; offset < bytes && status.ok(); offset += Session::kChunkBytes) {
+    const size_t size = std::min(Session::kChunkBytes, bytes - offset);
+    status = session.Send(wire::MemcpyDtoHAsyncV2Request{.srcDevice = from + offset,
+                                                         .ByteCount = size,
+                                                         .hStream = stream,
+                                                         .delivery = token,
+                                                         .offset = offset});
+  }
+  if (status.ok() && !pinned) status = SynchronizeStream(session, stream);
+  if (!status.ok()) session.calls().deliveries().Cancel(to, bytes);
+  return status;
+}
+
+absl::Status CopyDeviceToDeviceAsync(Session& session, CUdeviceptr to, CUdeviceptr from,
+                                     size_t bytes, wire::StreamId stream) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
+  RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
+  return session.Send(wire::MemcpyDtoDAsyncV2Request{
+      .dstDevice = to, .srcDevice = from, .ByteCount = bytes, .hStream = stream});
+}
+
+absl::Status SynchronizeStream(Session& session, wire::StreamId stream) {
+  wire::StreamSynchronizeRequest request{.hStream = stream};
+  wire::StreamSynchronizeReply reply;
+  return session.Call(request, &reply);
+}
+
+}  // namespace fargpu::client

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cuda.h>
+
+#include "absl/status/status.h"
+
+#include "client/cuda/default_stream.h"
+#include "client/cuda/session.h"
+
+// What the copy calls share.
+namespace fargpu::client {
+
+// Makes sure that nothing is written into this host memory later, by waiting for the card if an
+// asynchronous copy into it is under way.
+void SettleDeliveries(Session& session, const void* memory, size_t bytes);
+
+// CUDA_ERROR_INVALID_VALUE if a range of device memory cannot be right: it lies outside the window
+// of device addresses, or runs over the end of an allocation.
+absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t bytes);
+
+absl::Status CopyHostToDevice(Session& session, CUdeviceptr to, const void* from, size_t bytes,
+                              DefaultStream default_stream);
+absl::Status CopyDeviceToHost(Session& session, void* to, CUdeviceptr from, size_t bytes,
+                              DefaultStream default_stream);
+absl::Status CopyDeviceToDevice(Session& session, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                DefaultStream default_stream);
+absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void* from, size_t bytes,
+                                   wire::StreamId stream);
+absl::Status CopyDeviceToHostAsync(Session& session, void* to, CUdeviceptr from, size_t bytes,
+                                   wire::StreamId stream);
+absl::Status CopyDeviceToDeviceAsync(Session& session, CUdeviceptr to, CUdeviceptr from,
+                                     size_t bytes, wire::StreamId stream);
+absl::Status SynchronizeStream(Session& session, wire::StreamId stream);
+
+}  // namespace fargpu::client

@@ -1,0 +1,377 @@
+#include "client/cuda/session.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cuda/driver_limits.h"
+#include "client/cuda/functions.h"
+#include "common/log.h"
+
+namespace fargpu::client {
+namespace {
+
+// What a kernel prints goes where the program's own output goes, in the order of its calls.
+void PrintToStdout(absl::Span<const char> text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+absl::Status BadHandle(const char* what, const void* handle) {
+  return CudaError(CUDA_ERROR_INVALID_HANDLE,
+                   absl::StrCat(what, " 0x", absl::Hex(reinterpret_cast<uintptr_t>(handle)),
+                                " is none of ours"));
+}
+
+template <typename Handle>
+Handle AsHandle(HandleSlot* slot) {
+  return reinterpret_cast<Handle>(slot);
+}
+
+void Publish(HandleSlot* slot, HandleKind kind, uint64_t id, void* object) {
+  slot->id = id;
+  slot->object = object;
+  slot->flags = 0;
+  slot->priority = 0;
+  slot->context = CurrentThread().current();
+  slot->kind.store(kind, std::memory_order_release);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Create(SessionParts parts) {
+  ASSIGN_OR_RETURN(std::unique_ptr<HandleArena> arena, HandleArena::Create());
+  ASSIGN_OR_RETURN(
+      AddressWindow window,
+      AddressWindow::Reserve(parts.welcome.window_base, parts.welcome.window_bytes));
+  std::unique_ptr<Session> session(
+      new Session(std::move(parts), std::move(arena), std::move(window)));
+  RETURN_IF_ERROR(session->MakePrimaryContexts());
+  return session;
+}
+
+Session::Session(SessionParts parts, std::unique_ptr<HandleArena> arena, AddressWindow window)
+    : welcome_(std::move(parts.welcome)),
+      devices_(welcome_.devices),
+      arena_(std::move(arena)),
+      window_(std::move(window)),
+      control_(std::move(parts.control)),
+      calls_(std::move(parts.connection), parts.link_options, &PrintToStdout) {
+  calls_.CountRoundTrip();  // the handshake
+}
+
+Session::~Session() = default;
+
+absl::Status Session::MakePrimaryContexts() {
+  for (CUdevice device = 0; device < devices_.count(); ++device) {
+    ASSIGN_OR_RETURN(Context * context, AddContext(device));
+    context->primary = true;
+    primaries_.push_back(context);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HandleSlot*> Session::NewSlot() const {
+  HandleSlot* slot = arena_->Allocate();
+  if (slot == nullptr) return CudaError(CUDA_ERROR_OUT_OF_MEMORY, "all handles are in use");
+  return slot;
+}
+
+absl::Status Session::ToWire(CUstream stream, DefaultStream default_stream,
+                             wire::StreamId* id) const {
+  if (stream == nullptr && default_stream == DefaultStream::kPerThread) {
+    stream = CU_STREAM_PER_THREAD;
+  }
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+    id->value = reinterpret_cast<uintptr_t>(stream);
+    return absl::OkStatus();
+  }
+  const HandleSlot* slot = FindStream(stream);
+  if (slot == nullptr) return BadHandle("stream", stream);
+  id->value = slot->id;
+  return absl::OkStatus();
+}
+
+absl::Status Session::ToWire(CUevent event, wire::EventId* id) const {
+  const HandleSlot* slot = arena_->Find(event, HandleKind::kEvent);
+  if (slot == nullptr) return BadHandle("event", event);
+  id->value = slot->id;
+  return absl::OkStatus();
+}
+
+absl::Status Session::ToWire(CUcontext context, wire::ContextId* id) const {
+  ASSIGN_OR_RETURN(const Context* found, FindContext(context));
+  *id = found->id;
+  return absl::OkStatus();
+}
+
+absl::Status Session::ToWire(CUmodule module, wire::ModuleId* id) const {
+  ASSIGN_OR_RETURN(const Module* found, FindModule(module));
+  *id = found->id;
+  return absl::OkStatus();
+}
+
+absl::Status Session::ToWire(CUlibrary library, wire::LibraryId* id) const {
+  ASSIGN_OR_RETURN(const Library* found, FindLibrary(library));
+  *id = found->id;
+  return absl::OkStatus();
+}
+
+absl::Status Session::ToWire(CUfunction function, wire::FunctionId* id) const {
+  ASSIGN_OR_RETURN(const Function* found, FindFunction(function));
+  *id = found->id;
+  return absl::OkStatus();
+}
+
+absl::Status Session::Create(CUstream* stream, wire::StreamId* id) {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  id->value = NewId();
+  Publish(slot, HandleKind::kStream, id->value, nullptr);
+  *stream = AsHandle<CUstream>(slot);
+  return absl::OkStatus();
+}
+
+absl::Status Session::Create(CUevent* event, wire::EventId* id) {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  id->value = NewId();
+  Publish(slot, HandleKind::kEvent, id->value, nullptr);
+  *event = AsHandle<CUevent>(slot);
+  return absl::OkStatus();
+}
+
+void Session::Destroy(CUstream stream) {
+  if (HandleSlot* slot = arena_->Find(stream, HandleKind::kStream)) arena_->Free(slot);
+}
+
+void Session::Destroy(CUevent event) {
+  if (HandleSlot* slot = arena_->Find(event, HandleKind::kEvent)) arena_->Free(slot);
+}
+
+absl::Status Session::FillHeader(bool needs_context, wire::CallHeader* header) const {
+  const ThreadState& thread = CurrentThread();
+  header->thread = thread.number;
+  const CUcontext current = thread.current();
+  if (needs_context) {
+    ASSIGN_OR_RETURN(const Context* context, CurrentActive());
+    header->context = context->id;
+    return absl::OkStatus();
+  }
+  if (current == nullptr) return absl::OkStatus();
+  if (const HandleSlot* slot = arena_->Find(current, HandleKind::kContext)) {
+    const auto* context = static_cast<const Context*>(slot->object);
+    if (context->active.load(std::memory_order_acquire)) header->context = context->id;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::ResultOf(const char* name, const PendingReply& pending) {
+  if (pending.result != CUDA_SUCCESS) return CudaError(pending.result, name);
+  const CUresult deferred = calls_.TakeDeferredError();
+  if (deferred != CUDA_SUCCESS) {
+    return CudaError(deferred, absl::StrCat("a call before ", name, " that was not waited for"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::AfterBulk(absl::Span<const transport::SendTicket> tickets,
+                                absl::Status status) {
+  if (!tickets.empty()) {
+    const absl::Status sent = calls_.WaitSent(tickets.back());
+    if (status.ok()) status = sent;
+  }
+  return status;
+}
+
+absl::StatusOr<Context*> Session::FindContext(CUcontext context) const {
+  HandleSlot* slot = arena_->Find(context, HandleKind::kContext);
+  if (slot == nullptr) {
+    return CudaError(CUDA_ERROR_INVALID_CONTEXT,
+                     absl::StrCat("context 0x", absl::Hex(reinterpret_cast<uintptr_t>(context)),
+                                  " is none of ours"));
+  }
+  return static_cast<Context*>(slot->object);
+}
+
+absl::StatusOr<Context*> Session::CurrentActive() const {
+  const CUcontext current = CurrentThread().current();
+  if (current == nullptr) {
+    return CudaError(CUDA_ERROR_INVALID_CONTEXT, "the thread has no current context");
+  }
+  HandleSlot* slot = arena_->Find(current, HandleKind::kContext);
+  if (slot == nullptr) {
+    return CudaError(CUDA_ERROR_CONTEXT_IS_DESTROYED, "the current context was destroyed");
+  }
+  auto* context = static_cast<Context*>(slot->object);
+  if (!context->active.load(std::memory_order_acquire)) {
+    return CudaError(CUDA_ERROR_CONTEXT_IS_DESTROYED,
+                     "the current context is a primary one that nobody retains");
+  }
+  return context;
+}
+
+absl::StatusOr<Context*> Session::AddContext(CUdevice device) {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  auto context = std::make_unique<Context>();
+  context->id.value = NewId();
+  context->device = device;
+  context->handle = AsHandle<CUcontext>(slot);
+  Context* added = context.get();
+  {
+    MutexLock lock(&context_mutex_);
+    contexts_.push_back(std::move(context));
+  }
+  Publish(slot, HandleKind::kContext, added->id.value, added);
+  return added;
+}
+
+void Session::RemoveContext(Context* context) {
+  context->active.store(false, std::memory_order_release);
+  device_memory_.RemoveContext(context->handle);
+  if (HandleSlot* slot = arena_->Find(context->handle, HandleKind::kContext)) arena_->Free(slot);
+}
+
+absl::StatusOr<Module*> Session::FindModule(CUmodule module) const {
+  HandleSlot* slot = arena_->Find(module, HandleKind::kModule);
+  if (slot == nullptr) return BadHandle("module", module);
+  return static_cast<Module*>(slot->object);
+}
+
+absl::StatusOr<Library*> Session::FindLibrary(CUlibrary library) const {
+  HandleSlot* slot = arena_->Find(library, HandleKind::kLibrary);
+  if (slot == nullptr) return BadHandle("library", library);
+  return static_cast<Library*>(slot->object);
+}
+
+absl::StatusOr<Function*> Session::FindFunction(CUfunction function) const {
+  HandleSlot* slot = arena_->Find(function, HandleKind::kFunction);
+  if (slot == nullptr) return BadHandle("function", function);
+  return static_cast<Function*>(slot->object);
+}
+
+absl::StatusOr<std::unique_ptr<Module>> Session::NewModule() {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  auto module = std::make_unique<Module>();
+  module->id.value = NewId();
+  module->handle = AsHandle<CUmodule>(slot);
+  module->functions.module = module->handle;
+  Publish(slot, HandleKind::kModule, module->id.value, module.get());
+  return module;
+}
+
+absl::StatusOr<std::unique_ptr<Library>> Session::NewLibrary() {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  auto library = std::make_unique<Library>();
+  library->id.value = NewId();
+  library->handle = AsHandle<CUlibrary>(slot);
+  library->functions.library = library->handle;
+  Publish(slot, HandleKind::kLibrary, library->id.value, library.get());
+  return library;
+}
+
+void Session::Delete(Module* module) {
+  if (HandleSlot* slot = arena_->Find(module->handle, HandleKind::kModule)) arena_->Free(slot);
+  {
+    MutexLock lock(&module->functions.mutex);
+    for (const auto& function : module->functions.functions) {
+      if (HandleSlot* slot = arena_->Find(function->handle, HandleKind::kFunction)) {
+        arena_->Free(slot);
+      }
+    }
+  }
+  delete module;
+}
+
+void Session::Delete(Library* library) {
+  if (HandleSlot* slot = arena_->Find(library->handle, HandleKind::kLibrary)) arena_->Free(slot);
+  CUmodule module = nullptr;
+  {
+    MutexLock lock(&library->mutex);
+    module = library->module;
+  }
+  if (HandleSlot* slot = arena_->Find(module, HandleKind::kModule)) {
+    Delete(static_cast<Module*>(slot->object));
+  }
+  {
+    MutexLock lock(&library->functions.mutex);
+    if (library->functions.pending != nullptr) calls_.Abandon(std::move(library->functions.pending));
+    for (const auto& function : library->functions.functions) {
+      if (HandleSlot* slot = arena_->Find(function->handle, HandleKind::kFunction)) {
+        arena_->Free(slot);
+      }
+    }
+  }
+  delete library;
+}
+
+absl::StatusOr<Function*> Session::AddFunction(FunctionSet* set, const wire::FunctionInfo& info,
+                                               wire::FunctionId id) {
+  if (info.param_offsets.size() != info.param_sizes.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "function ", info.name, " has ", info.param_offsets.size(), " parameter offsets and ",
+        info.param_sizes.size(), " sizes"));
+  }
+  auto function = std::make_unique<Function>();
+  function->id = id;
+  function->name = info.name;
+  function->module = set->module;
+  function->library = set->library;
+  function->param_offsets = info.param_offsets;
+  function->param_sizes = info.param_sizes;
+  for (size_t i = 0; i < info.param_sizes.size(); ++i) {
+    // In 64 bits: both numbers are the worker's.
+    const uint64_t end = uint64_t{info.param_offsets[i]} + info.param_sizes[i];
+    if (end > kMaxParameterBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", i, " of function ", info.name,
+                                                     " ends at byte ", end, " of at most ",
+                                                     kMaxParameterBytes));
+    }
+    function->param_bytes = std::max<size_t>(function->param_bytes, end);
+  }
+  function->attribute_count = static_cast<int>(info.attributes.size());
+  function->attributes = std::make_unique<std::atomic<int32_t>[]>(info.attributes.size());
+  for (size_t i = 0; i < info.attributes.size(); ++i) {
+    function->attributes[i].store(info.attributes[i], std::memory_order_relaxed);
+  }
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  function->handle = AsHandle<CUfunction>(slot);
+  Publish(slot, HandleKind::kFunction, id.value, function.get());
+  Function* added = function.get();
+  set->functions.push_back(std::move(function));
+  set->by_name[added->name] = added;
+  return added;
+}
+
+absl::Status Session::EnsureLoaded(Library* library) {
+  FunctionSet& set = library->functions;
+  if (set.pending != nullptr) {
+    calls_.CountRoundTrip();
+    const absl::Status waited = calls_.Wait(set.pending.get());
+    const std::unique_ptr<PendingReply> pending = std::move(set.pending);
+    if (!waited.ok()) {
+      set.load_result = ToCuResult(waited);
+      return waited;
+    }
+    set.load_result = pending->result;
+    if (set.load_result == CUDA_SUCCESS) {
+      wire::LibraryLoadDataReply reply;
+      RETURN_IF_ERROR(DecodeReply(*pending, &reply));
+      RETURN_IF_ERROR(AddListedFunctions(*this, &set, reply.functions));
+    }
+  }
+  return FromCuResult(set.load_result, "cuLibraryLoadData of this library");
+}
+
+bool Session::IsDeviceAddress(uintptr_t address) const {
+  // A module's variables may lie outside: the driver, not the worker, places them.
+  if (window_.Contains(address)) return true;
+  return device_memory_.Find(address).has_value();
+}
+
+void Session::SayGoodbye() { calls_.SayGoodbye(absl::Milliseconds(200)); }
+
+void Session::AbandonAfterFork() {
+  if (control_ != nullptr) control_->AbandonAfterFork();
+  calls_.AbandonAfterFork();
+}
+
+}  // namespace fargpu::client

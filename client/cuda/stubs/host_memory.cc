@@ -1,0 +1,285 @@
+// Pinned host memory is memory of this process: pinning would serve a card that is here. What the
+// program may ask about it is kept, and which copies may overtake the program is decided by it.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cuda/arguments.h"
+#include "client/cuda/copying.h"
+#include "client/cuda/edge.h"
+#include "client/cuda/session.h"
+#include "client_api.h"
+
+namespace fargpu::client::api {
+namespace {
+
+size_t RoundUpToPage(size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+
+absl::Status AllocateHost(Session& session, void** pp, size_t bytesize, unsigned flags) {
+  RETURN_IF_ERROR(NotNull(pp, "pp"));
+  constexpr unsigned kKnown =
+      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  if (bytesize == 0 || (flags & ~kKnown) != 0) {
+    return CudaError(CUDA_ERROR_INVALID_VALUE,
+                     absl::StrCat(bytesize, " bytes with flags 0x", absl::Hex(flags)));
+  }
+  ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
+  const size_t mapped = RoundUpToPage(bytesize);
+  void* memory = mapped < bytesize ? MAP_FAILED
+                                   : mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return CudaError(CUDA_ERROR_OUT_OF_MEMORY, absl::StrCat(bytesize, " bytes of host memory"));
+  }
+  const absl::Status inserted =
+      session.host_memory().Insert({.begin = reinterpret_cast<uintptr_t>(memory),
+                                    .bytes = bytesize,
+                                    .context = context->handle,
+                                    .device = context->device,
+                                    .flags = flags,
+                                    .ours = true});
+  if (!inserted.ok()) {
+    munmap(memory, mapped);
+    return inserted;
+  }
+  *pp = memory;
+  return absl::OkStatus();
+}
+
+// Takes memory out of the table, after everything that the card still writes into it has come.
+absl::StatusOr<MemoryRange> Withdraw(Session& session, void* p, bool ours, CUresult none) {
+  const std::optional<MemoryRange> range =
+      session.host_memory().Find(reinterpret_cast<uintptr_t>(p));
+  if (!range.has_value() || range->begin != reinterpret_cast<uintptr_t>(p) || range->ours != ours) {
+    return CudaError(none, absl::StrCat("0x", absl::Hex(reinterpret_cast<uintptr_t>(p)),
+                                        " begins no such host memory"));
+  }
+  SettleDeliveries(session, p, range->bytes);
+  session.host_memory().Remove(range->begin);
+  return *range;
+}
+
+// One attribute of a pointer. The program's memory is written through memcpy: it need not be
+// aligned for what we think the type is.
+template <typename T>
+absl::Status Give(void* data, T value) {
+  std::memcpy(data, &value, sizeof(value));
+  return absl::OkStatus();
+}
+
+struct PointerFacts {
+  std::optional<MemoryRange> device;
+  std::optional<MemoryRange> host;
+  const std::optional<MemoryRange>& range() const { return device.has_value() ? device : host; }
+};
+
+PointerFacts Look(Session& session, CUdeviceptr ptr) {
+  PointerFacts facts{.device = session.device_memory().Find(ptr),
+                     .host = session.host_memory().Find(ptr)};
+  // Device memory that no call of ours made: a module's variables, what kernels allocate.
+  if (!facts.device.has_value() && session.window().known() && session.window().Contains(ptr)) {
+    facts.device = MemoryRange{.begin = ptr, .bytes = 1, .context = session.current_context()};
+  }
+  return facts;
+}
+
+// CUDA_ERROR_INVALID_VALUE: this attribute has no value for this pointer.
+absl::Status PointerAttribute(const PointerFacts& facts, CUpointer_attribute attribute,
+                              CUdeviceptr ptr, void* data) {
+  const std::optional<MemoryRange>& range = facts.range();
+  const auto none = [&] {
+    return CudaError(CUDA_ERROR_INVALID_VALUE,
+                     absl::StrCat("0x", absl::Hex(ptr), " has no attribute ",
+                                  static_cast<int>(attribute)));
+  };
+  if (!range.has_value()) return none();
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      return Give(data, range->context);
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return Give<unsigned>(data, facts.device.has_value() ? CU_MEMORYTYPE_DEVICE
+                                                           : CU_MEMORYTYPE_HOST);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      // Host memory is not mapped on the card.
+      if (!facts.device.has_value()) return none();
+      return Give(data, ptr);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (facts.device.has_value()) return none();
+      return Give(data, reinterpret_cast<void*>(ptr));
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      return Give<bool>(data, false);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+      // Both tables count for themselves.
+      return Give<unsigned long long>(data, range->number * 2 + (facts.device.has_value() ? 1 : 0));
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return Give<int>(data, range->device);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      return Give<CUdeviceptr>(data, range->begin);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      return Give<size_t>(data, range->bytes);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return Give<bool>(data, facts.device.has_value());
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return Give<unsigned long long>(data, 0);
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return Give<unsigned>(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return Give<CUmemoryPool>(data, nullptr);
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      return CudaError(CUDA_ERROR_NOT_SUPPORTED, "tokens for peers of this machine");
+  }
+  return none();
+}
+
+// What cuPointerGetAttributes writes where there is no value.
+absl::Status NoValue(CUpointer_attribute attribute, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return Give<unsigned>(data, 0);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return Give<int>(data, CU_DEVICE_INVALID);
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return Give<bool>(data, false);
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return Give<unsigned>(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE);
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      return CudaError(CUDA_ERROR_NOT_SUPPORTED, "tokens for peers of this machine");
+    default:
+      return Give<uint64_t>(data, 0);
+  }
+}
+
+}  // namespace
+
+CUresult cuMemAllocHost_v2(void** pp, size_t bytesize) {
+  return AtCudaEdge("cuMemAllocHost_v2", [&](Session& session) -> absl::Status {
+    return AllocateHost(session, pp, bytesize, 0);
+  });
+}
+
+CUresult cuMemAllocHost(void** pp, unsigned int bytesize) {
+  return api::cuMemAllocHost_v2(pp, bytesize);
+}
+
+CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
+  return AtCudaEdge("cuMemHostAlloc", [&](Session& session) -> absl::Status {
+    return AllocateHost(session, pp, bytesize, Flags);
+  });
+}
+
+CUresult cuMemFreeHost(void* p) {
+  return AtCudaEdge("cuMemFreeHost", [&](Session& session) -> absl::Status {
+    ASSIGN_OR_RETURN(const MemoryRange range,
+                     Withdraw(session, p, /*ours=*/true, CUDA_ERROR_INVALID_VALUE));
+    munmap(p, RoundUpToPage(range.bytes));
+    return absl::OkStatus();
+  });
+}
+
+CUresult cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
+  return AtCudaEdge("cuMemHostRegister_v2", [&](Session& session) -> absl::Status {
+    constexpr unsigned kKnown = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                                CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
+    const auto begin = reinterpret_cast<uintptr_t>(p);
+    if (p == nullptr || bytesize == 0 || begin + bytesize < begin || (Flags & ~kKnown) != 0) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat(bytesize, " bytes with flags 0x", absl::Hex(Flags)));
+    }
+    if ((Flags & (CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY)) != 0) {
+      return CudaError(CUDA_ERROR_NOT_SUPPORTED, absl::StrCat("flags 0x", absl::Hex(Flags)));
+    }
+    ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
+    return session.host_memory().Insert({.begin = begin,
+                                         .bytes = bytesize,
+                                         .context = context->handle,
+                                         .device = context->device,
+                                         .flags = Flags,
+                                         .ours = false});
+  });
+}
+
+CUresult cuMemHostUnregister(void* p) {
+  return AtCudaEdge("cuMemHostUnregister", [&](Session& session) -> absl::Status {
+    return Withdraw(session, p, /*ours=*/false, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED).status();
+  });
+}
+
+CUresult cuMemHostGetFlags(unsigned int* pFlags, void* p) {
+  return AtCudaEdge("cuMemHostGetFlags", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(pFlags, "pFlags"));
+    const std::optional<MemoryRange> range =
+        session.host_memory().Find(reinterpret_cast<uintptr_t>(p));
+    if (!range.has_value()) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE, "no pinned host memory lies there");
+    }
+    *pFlags = range->flags;
+    return absl::OkStatus();
+  });
+}
+
+// The card does not see this machine's memory (CAN_MAP_HOST_MEMORY is 0).
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
+  return AtCudaEdge("cuMemHostGetDevicePointer_v2", [&](Session&) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(pdptr, "pdptr"));
+    *pdptr = 0;
+    return CudaError(CUDA_ERROR_NOT_SUPPORTED, "host memory mapped on the card");
+  });
+}
+
+CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  return AtCudaEdge("cuPointerGetAttribute", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(data, "data"));
+    return PointerAttribute(Look(session, ptr), attribute, ptr, data);
+  });
+}
+
+CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes,
+                                void** data, CUdeviceptr ptr) {
+  return AtCudaEdge("cuPointerGetAttributes", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(attributes, "attributes"));
+    RETURN_IF_ERROR(NotNull(data, "data"));
+    const PointerFacts facts = Look(session, ptr);
+    for (unsigned i = 0; i < numAttributes; ++i) {
+      RETURN_IF_ERROR(NotNull(data[i], "data[i]"));
+      absl::Status given = PointerAttribute(facts, attributes[i], ptr, data[i]);
+      // Pointers that nobody knows are no error here: the runtime asks about any.
+      if (ToCuResult(given) == CUDA_ERROR_INVALID_VALUE) given = NoValue(attributes[i], data[i]);
+      RETURN_IF_ERROR(given);
+    }
+    return absl::OkStatus();
+  });
+}
+
+CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  return AtCudaEdge("cuPointerSetAttribute", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(value, "value"));
+    // The only one that can be set. Synchronous copies are synchronous already.
+    if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ||
+        !session.device_memory().Find(ptr).has_value()) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("attribute ", static_cast<int>(attribute), " of 0x",
+                                    absl::Hex(ptr)));
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace fargpu::client::api
