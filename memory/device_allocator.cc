@@ -291,25 +291,35 @@ absl::StatusOr<uint64_t> DeviceAllocator::ReserveAddresses(uint64_t size, uint64
   }
   MutexLock lock(&mutex_);
   // A wanted address is a hint, as cuda.h has it.
-  if (wanted != 0 && wanted % std::max(unit, alignment) == 0 && window_.AllocateAt(wanted, size)) {
-    return wanted;
+  uint64_t address = wanted;
+  if (wanted == 0 || wanted % std::max(unit, alignment) != 0 || !window_.AllocateAt(wanted, size)) {
+    address = window_.Allocate(size, std::max(unit, alignment));
   }
-  const uint64_t address = window_.Allocate(size, std::max(unit, alignment));
   if (address == kNoAddress) return OutOfAddresses(size);
+  reserved_[address] = size;
   return address;
 }
 
 absl::Status DeviceAllocator::ReleaseAddresses(uint64_t address, uint64_t size) {
   MutexLock lock(&mutex_);
-  const bool ours = allocations_.count(address) != 0 || slabs_.count(address) != 0 ||
-                    freed_.count(address) != 0 || reclaiming_.count(address) != 0;
-  if (ours || size == 0 || window_.SizeAt(address) != size) {
+  const auto range = reserved_.find(address);
+  if (range == reserved_.end() || range->second != size) {
     return CudaError(
         CUDA_ERROR_INVALID_VALUE,
         absl::StrCat("no reserved range of ", size, " bytes starts at 0x", absl::Hex(address)));
   }
+  reserved_.erase(range);
   window_.Free(address);
   return absl::OkStatus();
+}
+
+bool DeviceAllocator::IsReserved(uint64_t address, uint64_t size) {
+  MutexLock lock(&mutex_);
+  auto range = reserved_.upper_bound(address);
+  if (range == reserved_.begin()) return false;
+  --range;
+  const uint64_t skipped = address - range->first;
+  return skipped < range->second && size <= range->second - skipped;
 }
 
 }  // namespace fargpu::memory

@@ -64,6 +64,8 @@ class DeviceAllocator {
   // without a window.
   absl::StatusOr<uint64_t> ReserveAddresses(uint64_t size, uint64_t alignment, uint64_t wanted);
   absl::Status ReleaseAddresses(uint64_t address, uint64_t size);
+  // Whether one range that ReserveAddresses() gave holds all of [address, address + size).
+  bool IsReserved(uint64_t address, uint64_t size);
 
  private:
   // Physical memory, mapped into the window, or plain memory of the driver.
@@ -119,7 +121,8 @@ class DeviceAllocator {
   CondVar changed_;
   AddressSpace window_ ABSL_GUARDED_BY(mutex_);
   Allocations allocations_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, Slab> slabs_ ABSL_GUARDED_BY(mutex_);  // by base
+  std::map<uint64_t, Slab> slabs_ ABSL_GUARDED_BY(mutex_);         // by base
+  std::map<uint64_t, uint64_t> reserved_ ABSL_GUARDED_BY(mutex_);  // address -> size
   // Freed by the program, still in use by queued work; by address. `reclaiming_` are those of them
   // that the reclaiming thread has taken up.
   Allocations freed_ ABSL_GUARDED_BY(mutex_);

@@ -1,0 +1,95 @@
+#include "server/worker/reply_sender.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "common/log.h"
+
+namespace fargpu::server {
+namespace {
+
+// The body of a delivery frame.
+struct DeliveryBody {
+  uint64_t token = 0;
+  uint64_t offset = 0;
+};
+
+}  // namespace
+
+void ReplySender::NoteDeferred(CUresult result) {
+  MutexLock lock(&mutex_);
+  if (deferred_ == CUDA_SUCCESS) deferred_ = result;
+}
+
+void ReplySender::Add(uint64_t call, uint16_t op, CUresult result, absl::Span<const char> fields,
+                      transport::Message bulk) {
+  MutexLock lock(&mutex_);
+  for (AsyncCopies::Delivery& done : copies_->TakeDone()) {
+    SendDelivery(done.token, done.offset, std::move(done.bytes));
+  }
+  const size_t size = (sizeof(wire::ReplyHeader) + fields.size() + 7) / 8 * 8;
+  if (body_.size() + size > wire::kMaxBodyBytes || records_ == UINT16_MAX) FlushLocked({});
+  wire::ReplyHeader header;
+  header.size = static_cast<uint32_t>(size);
+  header.op = op;
+  header.call = call;
+  header.result = static_cast<int32_t>(result);
+  header.deferred = static_cast<int32_t>(std::exchange(deferred_, CUDA_SUCCESS));
+  const size_t start = body_.size();
+  body_.resize(start + size);  // the padding is zero
+  std::memcpy(body_.data() + start, &header, sizeof(header));
+  if (!fields.empty()) {
+    std::memcpy(body_.data() + start + sizeof(header), fields.data(), fields.size());
+  }
+  ++records_;
+  if (bulk.size > 0) FlushLocked(std::move(bulk));
+}
+
+void ReplySender::Flush() {
+  MutexLock lock(&mutex_);
+  FlushLocked({});
+}
+
+void ReplySender::FlushLocked(transport::Message bulk) {
+  if (records_ == 0) return;
+  const auto ticket =
+      link_->Send(wire::FrameKind::kReplies, records_, 0, absl::MakeConstSpan(body_), bulk.bytes());
+  if (!ticket.ok() && absl::IsInvalidArgument(ticket.status())) {
+    FARGPU_LOG(kError, "a reply cannot be sent: ", std::string(ticket.status().message()));
+  }
+  body_.clear();
+  records_ = 0;
+  if (ticket.ok()) Keep(*ticket, std::move(bulk));
+}
+
+void ReplySender::SendDelivery(uint64_t token, uint64_t offset, transport::Message bytes) {
+  const DeliveryBody body = {.token = token, .offset = offset};
+  const auto ticket = link_->Send(
+      wire::FrameKind::kDelivery, 0, 0,
+      absl::MakeConstSpan(reinterpret_cast<const char*>(&body), sizeof(body)), bytes.bytes());
+  if (ticket.ok()) Keep(*ticket, std::move(bytes));
+}
+
+void ReplySender::SendPrinted(absl::string_view text) {
+  MutexLock lock(&mutex_);
+  for (size_t at = 0; at < text.size(); at += wire::kMaxBulkBytes) {
+    const absl::string_view piece = text.substr(at, wire::kMaxBulkBytes);
+    transport::Message bytes = transport::NewMessage(piece.size());
+    std::memcpy(bytes.storage.get(), piece.data(), piece.size());
+    SendDelivery(0, 0, std::move(bytes));
+  }
+}
+
+// The link borrows `bytes` until they are sent. Those sent before are let go here, without waiting.
+void ReplySender::Keep(transport::SendTicket ticket, transport::Message bytes) {
+  while (!borrowed_.empty() &&
+         link_->WaitSent(borrowed_.front().ticket, absl::InfinitePast()).ok()) {
+    borrowed_.pop_front();
+  }
+  if (bytes.size > 0) borrowed_.push_back({ticket, std::move(bytes)});
+}
+
+}  // namespace fargpu::server
