@@ -54,7 +54,9 @@ concept PlainField =
 
 // A struct that lists its fields itself.
 template <typename T>
-concept StructField = !PlainField<T> && requires { &T::template VisitFields<class Encoder>; };
+concept StructField = !PlainField<T> && requires {
+  &T::template VisitFields<class Encoder>;
+};
 
 // Appends fields to a byte vector.
 class Encoder {

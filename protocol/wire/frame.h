@@ -24,7 +24,7 @@ struct FrameHeader {
   uint16_t record_count = 0;
   uint32_t body_bytes = 0;
   uint32_t bulk_bytes = 0;
-  uint64_t sequence = 0;      // 1, 2, 3... in each direction; 0 on heartbeats, which are not numbered
+  uint64_t sequence = 0;  // 1, 2, 3... in each direction; 0 on heartbeats, which are not numbered
   uint64_t acknowledged = 0;  // highest sequence the sender of this frame has taken from its peer
   uint64_t first_call = 0;    // number of the first call record; the others follow one by one
 };

@@ -24,8 +24,8 @@ struct CallHeader {
   uint16_t op = 0;
   uint16_t flags = 0;
   ContextId context = {};  // current context of the calling thread; 0: none
-  uint32_t thread = 0;    // small number of the calling thread, from 1 up
-  uint32_t reserved = 0;  // zero
+  uint32_t thread = 0;     // small number of the calling thread, from 1 up
+  uint32_t reserved = 0;   // zero
 };
 
 struct ReplyHeader {
