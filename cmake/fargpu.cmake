@@ -48,6 +48,15 @@ if(FARGPU_SANITIZE)
                          -fsanitize=${FARGPU_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(fargpu_options INTERFACE -fsanitize=${FARGPU_SANITIZE})
 endif()
+# tests/fuzz: everything of ours tells libFuzzer which way it went.
+option(FARGPU_FUZZERS "Build libFuzzer programs (clang and FARGPU_SANITIZE=address,undefined)" OFF)
+if(FARGPU_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR NOT FARGPU_SANITIZE MATCHES "address")
+    message(FATAL_ERROR "FARGPU_FUZZERS needs clang and FARGPU_SANITIZE=address,undefined: "
+                        "use --preset fuzz")
+  endif()
+  target_compile_options(fargpu_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 target_link_libraries(fargpu_options INTERFACE fargpu_cuda_headers Threads::Threads)
 
 # Abseil comes in two builds of one version, and a library of ours does not choose between them:
