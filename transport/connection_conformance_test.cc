@@ -275,7 +275,8 @@ class PeerDeathTest : public testing::TestWithParam<Reach> {
   std::vector<Message> arrived_;
 };
 
-absl::Duration DeathLimit(Reach reach) { return absl::Seconds(1); }
+// It takes milliseconds; the rest is for busy machines.
+constexpr absl::Duration kDeathLimit = absl::Seconds(2);
 
 TEST_P(PeerDeathTest, EchoesAcrossProcesses) {
   ASSERT_NO_FATAL_FAILURE(StartPeer("echo"));
@@ -299,7 +300,7 @@ TEST_P(PeerDeathTest, AKilledIdlePeerIsNoticed) {
               StatusIs(absl::StatusCode::kUnavailable));
   const absl::Duration took = absl::Now() - start;
   RecordProperty("microseconds", static_cast<int>(absl::ToInt64Microseconds(took)));
-  EXPECT_LT(took, DeathLimit(GetParam()));
+  EXPECT_LT(took, kDeathLimit);
 }
 
 TEST_P(PeerDeathTest, APeerKilledInTheMiddleOfBulkIsNoticedAndTheMemoryComesBack) {
@@ -316,7 +317,7 @@ TEST_P(PeerDeathTest, APeerKilledInTheMiddleOfBulkIsNoticedAndTheMemoryComesBack
   const absl::Time start = absl::Now();
   EXPECT_THAT(RunUntil([] { return false; }, absl::Seconds(10)),
               StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_LT(absl::Now() - start, DeathLimit(GetParam()));
+  EXPECT_LT(absl::Now() - start, kDeathLimit);
   buffer.reset();
   EXPECT_THAT(connection_->Progress(&arrived_), StatusIs(absl::StatusCode::kUnavailable));
 }

@@ -111,7 +111,7 @@ absl::Status UcxConnection::Start(absl::string_view remote_address) {
         absl::StrCat("cannot reach the peer over UCX: ", ucx_->ucx.status_string(status)));
   }
   SendOpening();
-  for (int fd : sweep_->Take()) ucx_->descriptors.push_back(fd);
+  sweep_->TakeInto(&ucx_->descriptors);
   return failure_;
 }
 
@@ -169,7 +169,7 @@ void UcxConnection::CheckOpened() {
   if (!peer_opened_) return;
   opened_ = true;
   opening_ = Message();
-  for (int fd : sweep_->Take()) ucx_->descriptors.push_back(fd);
+  sweep_->TakeInto(&ucx_->descriptors);
   sweep_.reset();
 
   char* text = nullptr;
@@ -432,7 +432,6 @@ void UcxConnection::Close() {
   if (!drained) {
     // Without its worker UCX touches no memory of ours and of our callers any more.
     FARGPU_LOG(kWarning, "UCX did not give back all requests; dropping its worker");
-    epoll_.reset();
   }
   for (Incoming& incoming : incoming_) {
     if (incoming.rendezvous != nullptr) ucx.am_data_release(ucx_->worker, incoming.rendezvous);
@@ -539,7 +538,9 @@ void UcxConnection::Abort() {
 // No lock: the thread that holds it in the parent does not exist here.
 void UcxConnection::AbandonAfterFork() {
   if (ucx_ != nullptr) {
-    for (int fd : ucx_->descriptors) close(fd);
+    for (const DescriptorSweep::Entry& entry : ucx_->descriptors) {
+      if (entry.IsStillOpen()) close(entry.fd);
+    }
   }
   epoll_.reset();
   kick_.reset();

@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<UcxEndpoint>> UcxEndpoint::Create(const UcxOption
   DescriptorSweep sweep;
   RETURN_IF_ERROR(CreateContext(options, worker.get()));
   RETURN_IF_ERROR(CreateWorker(worker.get()));
-  worker->descriptors = sweep.Take();
+  sweep.TakeInto(&worker->descriptors);
 
   ucp_worker_attr_t attributes = {};
   attributes.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;

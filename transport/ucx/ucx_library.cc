@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,7 +68,8 @@ absl::StatusOr<const UcxLibrary*> Load() {
   if (handle == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("cannot load UCX: ", dlerror()));
   }
-  sweep.Take();
+  std::vector<DescriptorSweep::Entry> opened;
+  sweep.TakeInto(&opened);
 
   auto library = std::make_unique<UcxLibrary>();
   const char* missing = nullptr;
@@ -149,16 +151,21 @@ absl::StatusOr<const UcxLibrary*> LoadUcx() {
 
 DescriptorSweep::DescriptorSweep() : before_(OpenDescriptors()) {}
 
-std::vector<int> DescriptorSweep::Take() {
-  std::vector<int> taken;
-  for (int fd : OpenDescriptors()) {
+void DescriptorSweep::TakeInto(std::vector<Entry>* entries) const {
+  for (const int fd : OpenDescriptors()) {
     if (std::binary_search(before_.begin(), before_.end(), fd)) continue;
     const int flags = fcntl(fd, F_GETFD);
+    struct stat info;
     if (flags < 0 || (flags & FD_CLOEXEC) != 0 || !CouldBeOfUcx(fd)) continue;
+    if (fstat(fd, &info) != 0) continue;
     fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
-    taken.push_back(fd);
+    entries->push_back({.fd = fd, .device = info.st_dev, .inode = info.st_ino});
   }
-  return taken;
+}
+
+bool DescriptorSweep::Entry::IsStillOpen() const {
+  struct stat info;
+  return fstat(fd, &info) == 0 && info.st_dev == device && info.st_ino == inode;
 }
 
 }  // namespace fargpu::transport

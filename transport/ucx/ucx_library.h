@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,15 +44,22 @@ struct UcxLibrary {
 // same answer. Never unloaded: UCX leaves things behind when it is.
 absl::StatusOr<const UcxLibrary*> LoadUcx();
 
-// Descriptors that appeared in this process between construction and Take(), except those that
-// have nothing to do with UCX: files, and those somebody opened close-on-exec. Take() makes them
-// close-on-exec, because UCX does not and a leaked socket hides our death from the peer, and
-// returns them. Only what other threads open without O_CLOEXEC in between can be mistaken for
-// UCX's.
+// Descriptors that appeared in this process since construction, except those that have nothing to
+// do with UCX: files, and those somebody opened close-on-exec. TakeInto() makes them close-on-exec,
+// because UCX does not and a leaked socket hides our death from the peer, and appends them. Only
+// what other threads open without O_CLOEXEC in between can be mistaken for UCX's.
 class DescriptorSweep {
  public:
+  struct Entry {
+    int fd;
+    dev_t device;
+    ino_t inode;
+    // Whether the number still stands for the same thing.
+    bool IsStillOpen() const;
+  };
+
   DescriptorSweep();
-  std::vector<int> Take();
+  void TakeInto(std::vector<Entry>* entries) const;
 
  private:
   std::vector<int> before_;

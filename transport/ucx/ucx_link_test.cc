@@ -84,13 +84,13 @@ TEST(UcxSettingsTest, FollowTheEnvironment) {
     return result;
   };
   EXPECT_EQ(transports({.reach = Reach::kNetwork, .net_device = "eth7"}), "tcp;eth7;");
-  EXPECT_EQ(transports({.reach = Reach::kMachine}), "tcp,posix,sysv,cma;");
+  EXPECT_EQ(transports({.reach = Reach::kMachine}), "tcp,sysv,cma;");
   setenv("FARGPU_TRANSPORT", "tcp", 1);
   setenv("FARGPU_NET_DEVICE", "eth9", 1);
   EXPECT_EQ(transports({.reach = Reach::kMachine, .net_device = "eth7"}), "tcp;eth9;");
   unsetenv("FARGPU_NET_DEVICE");
   setenv("FARGPU_TRANSPORT", "shm", 1);
-  EXPECT_EQ(transports({.reach = Reach::kMachine}), "posix,sysv,cma;");
+  EXPECT_EQ(transports({.reach = Reach::kMachine}), "sysv,cma;");
   EXPECT_THAT(transports({.reach = Reach::kNetwork}), testing::HasSubstr("cannot share memory"));
   setenv("FARGPU_TRANSPORT", "pigeon", 1);
   EXPECT_THAT(transports({}), testing::HasSubstr("not one of auto, tcp, shm, rdma"));
@@ -221,7 +221,7 @@ TEST_P(UcxLinkTest, AKilledPeerIsNoticedAtOnceWhileNobodyWaits) {
   ASSERT_OK(Call());
   absl::SleepFor(absl::Milliseconds(20));
   peer_->Signal(SIGKILL);
-  EXPECT_LT(TimeToDeath(), absl::Seconds(1));
+  EXPECT_LT(TimeToDeath(), absl::Seconds(2));
   EXPECT_THAT(link_->status(), StatusIs(absl::StatusCode::kUnavailable));
 }
 
@@ -235,7 +235,7 @@ TEST_P(UcxLinkTest, AKilledPeerIsNoticedAtOnceByAWaitingThread) {
   const absl::Time start = absl::Now();
   EXPECT_THAT(link_->WaitUntil([] { return false; }, absl::Now() + absl::Seconds(20)),
               StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(2));
   killer.join();
 }
 
@@ -318,7 +318,7 @@ TEST_P(UcxLinkTest, AForkedChildThatLivesOnDoesNotHideADeath) {
       [this](const absl::Status&) { ++deaths_; });
   ASSERT_OK(Call());  // its answer comes after the fork
   peer.Signal(SIGKILL);
-  EXPECT_LT(TimeToDeath(), absl::Seconds(1));
+  EXPECT_LT(TimeToDeath(), absl::Seconds(2));
 }
 
 INSTANTIATE_TEST_SUITE_P(Both, UcxLinkTest, testing::Values(Reach::kNetwork, Reach::kMachine),

@@ -13,6 +13,11 @@
 namespace fargpu::transport {
 namespace {
 
+// System V segments for messages, process_vm_readv for bulk. UCX's "posix" would be a second set of
+// buffers (2 MiB, touched at once) for the same purpose, and opens them by /proc/PID/fd, which a
+// sandboxed worker forbids.
+constexpr char kSharedMemory[] = "sysv,cma";
+
 std::string FromEnvironment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -53,7 +58,7 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> UcxSettings(
       return absl::FailedPreconditionError(
           "FARGPU_TRANSPORT=shm, but client and worker cannot share memory");
     }
-    transports = "posix,sysv,cma";
+    transports = kSharedMemory;
   } else if (choice == "rdma") {
     if (ports.empty()) {
       return absl::FailedPreconditionError(
@@ -63,7 +68,7 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> UcxSettings(
   } else if (choice.empty() || choice == "auto") {
     transports = "tcp";
     if (!ports.empty()) transports += ",rc,ud";
-    if (options.reach == Reach::kMachine) transports += ",posix,sysv,cma";
+    if (options.reach == Reach::kMachine) absl::StrAppend(&transports, ",", kSharedMemory);
   } else {
     return absl::FailedPreconditionError(
         absl::StrCat("FARGPU_TRANSPORT=", choice, " is not one of auto, tcp, shm, rdma"));
