@@ -8,5 +8,5 @@ preset="${1:-dev}"
 shift || true
 "$FARGPU_ROOT/scripts/setup.sh"
 cd "$FARGPU_ROOT"
-cmake --preset "$preset" -DCMAKE_MESSAGE_LOG_LEVEL=WARNING "$@"
+cmake --preset "$preset" "${FARGPU_CMAKE_ARGUMENTS[@]}" "$@"
 ninja -C "build/$preset"

@@ -28,6 +28,9 @@ export PATH="$CUDA_HOME/bin:$PATH"
 export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$FARGPU_ROOT}"
 export CCACHE_NOHASHDIR="${CCACHE_NOHASHDIR:-1}"
 
+# For cmake --preset.
+FARGPU_CMAKE_ARGUMENTS=(-DFARGPU_ABSEIL_PIC="$FARGPU_DEPS/abseil-pic" -DCMAKE_MESSAGE_LOG_LEVEL=WARNING)
+
 # What fargpu_die says goes to stderr and ends the script.
 fargpu_die() {
   echo "$(basename "$0"): $*" >&2

@@ -43,18 +43,18 @@ for preset in "${presets[@]}"; do
   echo "== $preset"
   case "$preset" in
     dev)
-      cmake --preset dev -DCMAKE_MESSAGE_LOG_LEVEL=WARNING
+      cmake --preset dev "${FARGPU_CMAKE_ARGUMENTS[@]}"
       ninja -C build/dev --quiet
       run_tests dev
       ;;
     asan)
-      cmake --preset asan -DCMAKE_MESSAGE_LOG_LEVEL=WARNING
+      cmake --preset asan "${FARGPU_CMAKE_ARGUMENTS[@]}"
       ninja -C build/asan --quiet
       run_tests asan --label-regex '^(unit|wire|e2e)$' --label-exclude '^slow$'
       ;;
     tsan)
       # Where threads meet: everything below and beside the server, without programs and CLI.
-      cmake --preset tsan -DCMAKE_MESSAGE_LOG_LEVEL=WARNING \
+      cmake --preset tsan "${FARGPU_CMAKE_ARGUMENTS[@]}" \
         -DFARGPU_PARTS="common;protocol;transport;memory;server"
       ninja -C build/tsan --quiet
       run_tests tsan --label-regex '^(unit|wire)$'
