@@ -21,9 +21,11 @@ SANITIZER = re.compile(r'lib(?:a|t|ub)san\.so|libclang_rt')
 def exported(library):
     listing = subprocess.run(['nm', '-D', '--defined-only', '--format=posix', library],
                              capture_output=True, text=True, check=True).stdout
-    # "name@@VERSION T address size"; absolute symbols (A) are the version names themselves.
+    # "name@@VERSION T address size"; absolute symbols (A) are the version names themselves, and
+    # lower-case letters mean local ones, except for kinds of weak and unique symbols.
     rows = [line.split() for line in listing.splitlines() if line]
-    return sorted(row[0].split('@')[0] for row in rows if row[1] != 'A')
+    return sorted(row[0].split('@')[0] for row in rows
+                  if row[1] != 'A' and (row[1].isupper() or row[1] in 'iuvw'))
 
 
 def dynamic(library, tag):
