@@ -9,6 +9,7 @@
 
 #include "client/cuda/edge.h"
 #include "client/cuda/fake_worker.h"
+#include "common/status_matchers.h"
 
 namespace fargpu::client {
 
