@@ -77,6 +77,8 @@ absl::Status UcxConnection::Start(absl::string_view remote_address) {
   }
   // Sockets appear while the two ends find each other; they are all there when it is opened.
   sweep_ = std::make_unique<DescriptorSweep>();
+  // The peer may have connected before we did.
+  ucx_->sweep.TakeAcceptedInto(&ucx_->descriptors);
 
   ucp_am_handler_param_t handler = {};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |

@@ -28,8 +28,9 @@ struct UcxWorker {
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   size_t max_header = 0;
-  int event_fd = -1;                                // UCX's own
-  std::vector<DescriptorSweep::Entry> descriptors;  // what UCX opened
+  int event_fd = -1;      // UCX's own
+  DescriptorSweep sweep;  // since before UCX opened anything for this worker
+  std::vector<DescriptorSweep::Entry> descriptors;  // what it opened
 };
 
 // Messages are UCX active messages: small ones eager, large ones by rendezvous, into memory that is

@@ -76,10 +76,9 @@ class UcxEndpointImpl final : public UcxEndpoint {
 absl::StatusOr<std::unique_ptr<UcxEndpoint>> UcxEndpoint::Create(const UcxOptions& options) {
   ASSIGN_OR_RETURN(const UcxLibrary* ucx, LoadUcx());
   auto worker = std::make_unique<UcxWorker>(*ucx);
-  DescriptorSweep sweep;
   RETURN_IF_ERROR(CreateContext(options, worker.get()));
   RETURN_IF_ERROR(CreateWorker(worker.get()));
-  sweep.TakeInto(&worker->descriptors);
+  worker->sweep.TakeInto(&worker->descriptors);
 
   ucp_worker_attr_t attributes = {};
   attributes.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;

@@ -3,6 +3,8 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -139,6 +141,16 @@ bool CouldBeOfUcx(int fd) {
          absl::StartsWith(name, "anon_inode:[timerfd") || absl::StartsWith(name, "pipe:");
 }
 
+// -1 for what is no internet socket.
+int LocalPort(int fd) {
+  sockaddr_storage local = {};
+  socklen_t size = sizeof(local);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) != 0) return -1;
+  if (local.ss_family == AF_INET) return reinterpret_cast<sockaddr_in*>(&local)->sin_port;
+  if (local.ss_family == AF_INET6) return reinterpret_cast<sockaddr_in6*>(&local)->sin6_port;
+  return -1;
+}
+
 }  // namespace
 
 absl::StatusOr<const UcxLibrary*> LoadUcx() {
@@ -151,16 +163,35 @@ absl::StatusOr<const UcxLibrary*> LoadUcx() {
 
 DescriptorSweep::DescriptorSweep() : before_(OpenDescriptors()) {}
 
-void DescriptorSweep::TakeInto(std::vector<Entry>* entries) const {
+template <typename Predicate>
+void DescriptorSweep::TakeIf(Predicate predicate, std::vector<Entry>* entries) const {
   for (const int fd : OpenDescriptors()) {
     if (std::binary_search(before_.begin(), before_.end(), fd)) continue;
     const int flags = fcntl(fd, F_GETFD);
     struct stat info;
-    if (flags < 0 || (flags & FD_CLOEXEC) != 0 || !CouldBeOfUcx(fd)) continue;
+    if (flags < 0 || (flags & FD_CLOEXEC) != 0 || !predicate(fd)) continue;
     if (fstat(fd, &info) != 0) continue;
     fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
     entries->push_back({.fd = fd, .device = info.st_dev, .inode = info.st_ino});
   }
+}
+
+void DescriptorSweep::TakeInto(std::vector<Entry>* entries) const { TakeIf(CouldBeOfUcx, entries); }
+
+void DescriptorSweep::TakeAcceptedInto(std::vector<Entry>* entries) const {
+  std::vector<int> ports;
+  for (const Entry& entry : *entries) {
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    if (getsockopt(entry.fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0) continue;
+    if (listens != 0) ports.push_back(LocalPort(entry.fd));
+  }
+  TakeIf(
+      [&](int fd) {
+        const int port = LocalPort(fd);
+        return port > 0 && std::find(ports.begin(), ports.end(), port) != ports.end();
+      },
+      entries);
 }
 
 bool DescriptorSweep::Entry::IsStillOpen() const {

@@ -60,8 +60,14 @@ class DescriptorSweep {
 
   DescriptorSweep();
   void TakeInto(std::vector<Entry>* entries) const;
+  // Only connections that a listening socket among `entries` has accepted. UCX accepts on a thread
+  // of its own at any time, and this cannot take what somebody else opened.
+  void TakeAcceptedInto(std::vector<Entry>* entries) const;
 
  private:
+  template <typename Predicate>
+  void TakeIf(Predicate predicate, std::vector<Entry>* entries) const;
+
   std::vector<int> before_;
 };
 
