@@ -72,9 +72,16 @@ class CompiledProgram : public Program {
     bytes.resize(v.size);
     for (const ptx::Initializer::Address& a : v.initializer.addresses) {
       const SymbolRef target = linked_->Resolve(ref.module, a.symbol);
+      if (target.kind == SymbolRef::Kind::kFunction) {
+        const uint64_t address = LinkedProgram::FunctionAddress(linked_->FunctionId(target));
+        if (a.position + a.bytes <= bytes.size()) {
+          std::memcpy(bytes.data() + a.position, &address, std::min<size_t>(a.bytes, 8));
+        }
+        continue;
+      }
       if (target.kind != SymbolRef::Kind::kVariable ||
           static_cast<size_t>(target.program_variable) >= addresses_.size()) {
-        continue;  // a function's address, which nothing can call yet, stays zero
+        continue;
       }
       const uint64_t address = addresses_[target.program_variable] + static_cast<uint64_t>(a.addend);
       const uint64_t shifted = address >> a.shift;

@@ -31,7 +31,12 @@ InstructionEmitter::InstructionEmitter(const FlatKernel& kernel, const CompileOp
 
 llvm::Function* InstructionEmitter::BeginFunction(const std::string& name) {
   auto* type = llvm::FunctionType::get(builder_.getVoidTy(), {builder_.getPtrTy()}, false);
-  function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, name, module_);
+  BeginFunction(llvm::Function::Create(type, llvm::Function::ExternalLinkage, name, module_));
+  return function_;
+}
+
+void InstructionEmitter::BeginFunction(llvm::Function* function) {
+  function_ = function;
   function_->addFnAttr(llvm::Attribute::NoUnwind);
   function_->addFnAttr("prefer-vector-width", "512");
   function_->addFnAttr("min-legal-vector-width", "512");
@@ -41,7 +46,6 @@ llvm::Function* InstructionEmitter::BeginFunction(const std::string& name) {
   warp_ = function_->getArg(0);
   function_->addParamAttr(0, llvm::Attribute::NoAlias);
   builder_.SetInsertPoint(llvm::BasicBlock::Create(context_, "entry", function_));
-  return function_;
 }
 
 absl::Status InstructionEmitter::Unsupported(const Instruction& at, absl::string_view what) {
@@ -267,7 +271,10 @@ absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, const O
         if (bits != 1) return Malformed(at, absl::StrCat(operand.name, " is not a predicate"));
         return operand.negated ? ReadPredicate(operand.index, true) : value;
       }
-      if (bits == 1 ) return Malformed(at, absl::StrCat(operand.name, " is a predicate"));
+      if (bits == 1) return Malformed(at, absl::StrCat(operand.name, " is a predicate"));
+      if (operand.offset != 0) {  // a place in the frame of a function
+        value = PatternAdd(value, LaneValue::Uniform(builder_.getIntN(bits, static_cast<uint64_t>(operand.offset))), false);
+      }
       return CastTo(Resize(value, type.bits, type.is_signed()), wanted);
     }
     case Kind::kImmediate: {

@@ -43,8 +43,10 @@ class InstructionEmitter {
   virtual llvm::Value* BlockMask() = 0;
   virtual bool BlockMaskIsFull() = 0;
 
-  // Starts the function `name`(WarpContext*) and loads what every kernel needs.
+  // Starts the function `name`(WarpContext*), or one that is declared already and has more
+  // parameters behind that.
   llvm::Function* BeginFunction(const std::string& name);
+  void BeginFunction(llvm::Function* function);
   absl::Status Emit(const Instruction& instruction);
   // A predicate of the present instruction, or null.
   const LaneValue* guard() const { return guard_set_ ? &guard_ : nullptr; }
@@ -72,6 +74,10 @@ class InstructionEmitter {
     return llvm::FixedVectorType::get(type, kWarpSize);
   }
 
+  absl::StatusOr<LaneValue> Get(const Instruction& at, size_t operand, Type type);
+  llvm::Value* FirstActive(llvm::Value* vector);         // its element in the lowest lane
+  llvm::Value* SpillLanes(llvm::Value* vector, const char* name);  // -> alloca holding it
+
   llvm::LLVMContext& context_;
   const FlatKernel& kernel_;
   const CompileOptions& options_;
@@ -98,7 +104,6 @@ class InstructionEmitter {
   llvm::Type* ValueType(Type type);
   llvm::Type* IntType(unsigned bits) { return builder_.getIntNTy(bits); }
   absl::StatusOr<LaneValue> Get(const Instruction& at, const Operand& operand, Type type);
-  absl::StatusOr<LaneValue> Get(const Instruction& at, size_t operand, Type type);
   absl::StatusOr<LaneValue> ReadSpecial(const Instruction& at, const Operand& operand);
   absl::StatusOr<Args> Fetch(const Instruction& at,
                              std::initializer_list<std::pair<size_t, Type>> operands);
@@ -213,13 +218,11 @@ class InstructionEmitter {
                     llvm::Value* mask, bool full);
   void ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
                       llvm::Value* mask);
-  llvm::Value* SpillLanes(llvm::Value* vector, const char* name);  // -> alloca holding it
 
   // emit_warp.cc
   absl::Status EmitBarrier(const Instruction& i);
   absl::Status EmitShuffle(const Instruction& i);
   llvm::Value* Permute(llvm::Value* source, llvm::Value* lanes);  // AVX-512
-  llvm::Value* FirstActive(llvm::Value* vector);                  // its element in the lowest lane
   absl::Status EmitVote(const Instruction& i);
   absl::Status EmitActiveMask(const Instruction& i);
   absl::Status EmitMatch(const Instruction& i);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,7 +11,7 @@ namespace fargpu::softgpu {
 
 // Exit of a warp's lanes is block number `exit`; it holds nothing.
 struct BasicBlock {
-  enum class End { kJump, kBranch, kExit };
+  enum class End { kJump, kBranch, kExit, kReturn };  // kReturn: from a FlatFunction
 
   std::vector<ptx::Instruction> instructions;
   End end = End::kJump;
@@ -20,7 +22,7 @@ struct BasicBlock {
   ptx::Location location;
 
   std::vector<int> Successors() const {
-    if (end == End::kExit) return {};
+    if (end == End::kExit || end == End::kReturn) return {};
     if (end == End::kJump || target == fallthrough) return {target};
     return {target, fallthrough};
   }
@@ -33,8 +35,10 @@ struct BasicBlock {
 //    offset = the offset in the parameter block;
 //  - a module-level variable is Operand::kSymbol with index = program variable;
 //  - parameters of device functions are registers or local memory;
-//  - `call` is left only for functions of the runtime (vprintf, __assertfail), its operands are
-//    {name, return register or sink, arguments...}.
+//  - `call` is left for functions of the runtime (vprintf, __assertfail), with the operands
+//    {name, return register or sink, arguments...}, and, with the modifier "real", for functions
+//    that are recursive or called through a pointer: {address, the places of arguments and results
+//    in local memory...}.
 struct FlatKernel {
   std::string name;
   std::vector<ptx::Register> registers;
@@ -42,6 +46,14 @@ struct FlatKernel {
   uint64_t local_bytes = 0;
   uint64_t shared_bytes = 0;
   bool has_block_barrier = false;
+  // Device functions that are called for real, by number (LinkedProgram::FunctionId).
+  std::map<int, std::shared_ptr<FlatKernel>> functions;
+  // Of such a function: registers that hold the start of its frame in local memory and the places
+  // of its parameters and results. Its local_bytes are the size of the frame.
+  bool is_function = false;
+  int frame_register = -1;
+  std::vector<int> param_registers;
+  uint64_t frame_bytes = 0;  // where the frame of a callee starts
   int carry_register = -1;  // the condition code that add.cc and the like write
 };
 

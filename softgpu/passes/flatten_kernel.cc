@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -25,6 +26,8 @@ using Kind = ptx::Operand::Kind;
 // Inlining more than this would make the compiler's time and memory explode.
 constexpr size_t kMaxInstructions = 400000;
 constexpr size_t kMaxDepth = 48;
+// Local memory per thread for the frames of functions that are called for real.
+constexpr uint64_t kCallStackBytes = 16384;
 
 bool IsRuntimeFunction(absl::string_view name) {
   return name == "vprintf" || name == "__assertfail";
@@ -59,11 +62,43 @@ Instruction MakeMove(Operand to, Operand from, Type type, const Instruction& lik
   return move;
 }
 
+// Places of static shared variables, the same in a kernel and the functions it calls.
+struct SharedLayout {
+  absl::flat_hash_map<const Variable*, uint64_t> places;
+  uint64_t end = 0;
+};
+
 class Flattener {
  public:
-  Flattener(const LinkedProgram& program, size_t kernel)
-      : program_(program), kernel_info_(program.kernels()[kernel]) {
+  Flattener(const LinkedProgram& program, size_t kernel, SharedLayout* shared)
+      : program_(program), kernel_info_(program.kernels()[kernel]), shared_(*shared) {
     kernel_.name = kernel_info_.name;
+  }
+
+  // Numbers of the functions that the code calls for real.
+  const std::set<int>& needed_functions() const { return needed_functions_; }
+
+  absl::StatusOr<FlatKernel> RunFunction(const SymbolRef& ref) {
+    const Function& function = program_.FunctionOf(ref);
+    kernel_.name = absl::StrCat(kernel_info_.name, ", function ", function.name);
+    kernel_.is_function = true;
+    kernel_.shared_bytes = kernel_info_.static_shared_bytes;
+    const Type u64 = {Type::kUnsigned, 1, 64};
+    kernel_.frame_register = NewRegister(u64);
+    Frame frame;
+    frame.end_label = -1;
+    std::vector<std::pair<int, int>> results;
+    for (size_t i = 0; i < function.params.size() + function.returns.size(); ++i) {
+      if (function.variables[i].is_register) {
+        return CudaError(CUDA_ERROR_NOT_SUPPORTED,
+                         absl::StrCat("kernel ", kernel_.name, ": parameters in registers"));
+      }
+      kernel_.param_registers.push_back(NewRegister(u64));
+      frame.variables.push_back({Place::kCallerMemory, static_cast<uint64_t>(kernel_.param_registers.back())});
+    }
+    stack_.push_back(&function);
+    RETURN_IF_ERROR(Inline(function, ref.module, std::move(frame), 0, 0));
+    return Finish();
   }
 
   absl::StatusOr<FlatKernel> Run(const Function& function, int module) {
@@ -75,14 +110,18 @@ class Flattener {
       frame.variables.push_back({Place::kKernelParam, PlaceVariable(&ignored, param)});
     }
     RETURN_IF_ERROR(Inline(function, module, std::move(frame), 0, 0));
+    return Finish();
+  }
+
+  absl::StatusOr<FlatKernel> Finish() {
     RETURN_IF_ERROR(LowerParams());
-    if (shared_cursor_ > kernel_.shared_bytes) {
-      return absl::InternalError(absl::StrCat("kernel ", kernel_.name, " needs ", shared_cursor_,
+    if (shared_.end > kernel_.shared_bytes) {
+      return absl::InternalError(absl::StrCat("kernel ", kernel_.name, " needs ", shared_.end,
                                               " bytes of shared memory, not the estimated ",
                                               kernel_.shared_bytes));
     }
     kernel_.carry_register = NewRegister({Type::kPred, 1, 1});
-    kernel_.local_bytes = (local_bytes_ + 15) / 16 * 16;
+    kernel_.local_bytes = kernel_.frame_bytes = (local_bytes_ + 15) / 16 * 16;
     CutIntoBlocks();
     return std::move(kernel_);
   }
@@ -90,7 +129,7 @@ class Flattener {
  private:
   // Where a variable of a function (instance) lives.
   struct Place {
-    enum Kind { kShared, kDynamicShared, kLocal, kKernelParam, kParam, kRegister } kind;
+    enum Kind { kShared, kDynamicShared, kLocal, kKernelParam, kParam, kRegister, kCallerMemory } kind;
     uint64_t offset;  // or the id of a parameter (kParam), or a register
   };
   struct Frame {
@@ -113,8 +152,8 @@ class Flattener {
   }
 
   uint64_t SharedOffset(const Variable& variable) {
-    const auto [it, added] = shared_.try_emplace(&variable, 0);
-    if (added) it->second = PlaceVariable(&shared_cursor_, variable);
+    const auto [it, added] = shared_.places.try_emplace(&variable, 0);
+    if (added) it->second = PlaceVariable(&shared_.end, variable);
     return it->second;
   }
   int NewParam(const Variable& variable) {
@@ -187,11 +226,15 @@ class Flattener {
     if (source.opcode == "call") return Call(source, frame, local, depth);
     Instruction instruction = source;
     if (instruction.guard >= 0) instruction.guard += frame.register_base;
-    const bool in_function = frame.end_label >= 0;
+    const bool in_function = frame.end_label >= 0 || kernel_.is_function;
     if (in_function && source.Has("param") && (source.opcode == "ld" || source.opcode == "st")) {
       // Through a register, a device function's own parameter is meant; it lives in local memory.
       for (Operand& operand : instruction.operands) {
-        if (operand.kind == Kind::kAddress && operand.parts[0].kind == Kind::kRegister) {
+        const bool through_register = operand.kind == Kind::kAddress &&
+            (operand.parts[0].kind == Kind::kRegister ||
+             (operand.parts[0].kind == Kind::kVariable &&
+              frame.variables[operand.parts[0].index].kind == Place::kCallerMemory));
+        if (through_register) {
           std::replace(instruction.modifiers.begin(), instruction.modifiers.end(),
                        absl::string_view("param"), absl::string_view("local"));
         }
@@ -221,8 +264,14 @@ class Flattener {
         };
         switch (place.kind) {
           case Place::kShared:
-          case Place::kLocal:
             immediate(place.offset);
+            break;
+          case Place::kLocal:
+            *operand = LocalOperand(place.offset + static_cast<uint64_t>(operand->offset));
+            break;
+          case Place::kCallerMemory:
+            operand->kind = Kind::kRegister;
+            operand->index = static_cast<int>(place.offset);
             break;
           case Place::kDynamicShared:
             immediate(DynamicSharedOffset());
@@ -252,8 +301,9 @@ class Flattener {
         } else if (ref.kind == SymbolRef::Kind::kVariable) {
           operand->index = ref.program_variable;
         } else if (ref.kind == SymbolRef::Kind::kFunction) {
-          return Error(CUDA_ERROR_NOT_SUPPORTED, at,
-                       absl::StrCat("taking the address of function ", operand->name));
+          operand->kind = Kind::kImmediate;
+          operand->bits = LinkedProgram::FunctionAddress(program_.FunctionId(ref));
+          operand->offset = 0;
         } else {
           return Error(CUDA_ERROR_INVALID_PTX, at,
                        absl::StrCat("'", operand->name, "' is not defined"));
@@ -265,6 +315,19 @@ class Flattener {
     }
     for (Operand& part : operand->parts) RETURN_IF_ERROR(Rewrite(&part, frame, at));
     return absl::OkStatus();
+  }
+
+  // An address in local memory: of the thread in a kernel, of the frame in a function.
+  Operand LocalOperand(uint64_t offset) const {
+    Operand operand;
+    if (kernel_.is_function) {
+      operand = RegisterOperand(kernel_.frame_register);
+      operand.offset = static_cast<int64_t>(offset);
+    } else {
+      operand.kind = Kind::kImmediate;
+      operand.bits = offset;
+    }
+    return operand;
   }
 
   uint64_t DynamicSharedOffset() const { return (kernel_info_.static_shared_bytes + 15) / 16 * 16; }
@@ -282,8 +345,9 @@ class Flattener {
     if (at < source.operands.size() && source.operands[at].kind == Kind::kList) {
       args = &source.operands[at++];
     }
-    if (callee.kind != Kind::kSymbol) {
-      return Error(CUDA_ERROR_NOT_SUPPORTED, source, "a call through a function pointer");
+    const bool indirect = callee.kind != Kind::kSymbol;
+    if (indirect && callee.kind != Kind::kRegister) {
+      return Error(CUDA_ERROR_INVALID_PTX, source, "the callee is neither a function nor a register");
     }
     const auto list = [](const Operand* o) {
       return o == nullptr ? std::vector<Operand>{} : o->parts;
@@ -303,8 +367,37 @@ class Flattener {
       jump.guard_negated = !source.guard_negated;
       body_.push_back(std::move(jump));
     }
-    const SymbolRef ref = program_.Resolve(frame.module, callee.name);
-    if (ref.kind != SymbolRef::Kind::kFunction) {
+    const SymbolRef ref = indirect ? SymbolRef{} : program_.Resolve(frame.module, callee.name);
+    const bool recursive =
+        ref.kind == SymbolRef::Kind::kFunction &&
+        (depth >= kMaxDepth || std::count(stack_.begin(), stack_.end(), &program_.FunctionOf(ref)) > 0);
+    if (indirect || recursive) {
+      Instruction call;
+      call.opcode = "call";
+      call.modifiers = {"real"};
+      call.location = source.location;
+      if (indirect) {
+        call.operands.push_back(RegisterOperand(callee.index + frame.register_base));
+        for (const int id : program_.AddressTakenFunctions()) {
+          const Function& f = program_.FunctionOf(program_.FunctionRef(id));
+          if (f.params.size() == arguments && f.returns.size() == returned.size()) needed_functions_.insert(id);
+        }
+      } else {
+        Operand address;
+        address.kind = Kind::kImmediate;
+        address.bits = LinkedProgram::FunctionAddress(program_.FunctionId(ref));
+        call.operands.push_back(std::move(address));
+        needed_functions_.insert(program_.FunctionId(ref));
+      }
+      for (const Operand& operand : actual) {
+        if (operand.kind != Kind::kVariable || operand.index < 0) {
+          return Error(CUDA_ERROR_NOT_SUPPORTED, source, "an argument that is not a .param variable");
+        }
+        params_[operand.index].in_memory = true;
+        call.operands.push_back(operand);
+      }
+      body_.push_back(std::move(call));
+    } else if (ref.kind != SymbolRef::Kind::kFunction) {
       if (!IsRuntimeFunction(callee.name)) {
         return Error(CUDA_ERROR_NOT_SUPPORTED, source,
                      absl::StrCat("function ", callee.name, " has no body"));
@@ -322,11 +415,6 @@ class Flattener {
       body_.push_back(std::move(call));
     } else {
       const Function& f = program_.modules()[ref.module]->functions[ref.index];
-      if (depth >= kMaxDepth ||
-          std::count(stack_.begin(), stack_.end(), &f) > 0) {
-        return Error(CUDA_ERROR_NOT_SUPPORTED, source,
-                     absl::StrCat("function ", callee.name, " is recursive or nested too deeply"));
-      }
       if (arguments != f.params.size() || returned.size() != f.returns.size()) {
         return Error(CUDA_ERROR_INVALID_PTX, source,
                      absl::StrCat("function ", callee.name, " takes ", f.params.size(),
@@ -452,9 +540,9 @@ class Flattener {
         if (param.in_memory) {
           std::replace(i.modifiers.begin(), i.modifiers.end(), absl::string_view("param"),
                        absl::string_view("local"));
-          address->parts[0] = Operand{};
-          address->parts[0].kind = Kind::kImmediate;
-          address->parts[0].bits = param.local_offset;
+          address->parts[0] = LocalOperand(param.local_offset);
+          address->offset += address->parts[0].offset;
+          address->parts[0].offset = 0;
           body_.push_back(std::move(i));
           continue;
         }
@@ -478,7 +566,7 @@ class Flattener {
       for (Operand& o : i.operands) {
         if (o.kind != Kind::kVariable || o.index < 0) continue;
         Param& param = params_[o.index];
-        if (i.opcode == "call") {  // arguments of runtime functions are single values
+        if (i.opcode == "call" && !i.Has("real")) {  // arguments of runtime functions are single values
           const auto slot = param.slots.find(0);
           if (slot == param.slots.end()) {
             o = Operand{};
@@ -488,10 +576,7 @@ class Flattener {
             o = RegisterOperand(slot->second.second);
           }
         } else {
-          const int64_t offset = o.offset;
-          o = Operand{};
-          o.kind = Kind::kImmediate;
-          o.bits = param.local_offset + static_cast<uint64_t>(offset);
+          o = LocalOperand(param.local_offset + static_cast<uint64_t>(o.offset));
         }
       }
       body_.push_back(std::move(i));
@@ -503,8 +588,9 @@ class Flattener {
     return absl::OkStatus();
   }
 
+  static bool IsRealCall(const Instruction& i) { return i.opcode == "call" && i.Has("real"); }
   static bool Waits(const Instruction& i) {
-    return i.opcode == "bar" || i.opcode == "barrier" || i.opcode == "shfl" || i.opcode == "vote" ||
+    return i.opcode == "bar" || i.opcode == "barrier" || IsRealCall(i) || i.opcode == "shfl" || i.opcode == "vote" ||
            i.opcode == "match" || i.opcode == "redux" || i.opcode == "nanosleep";
   }
   static bool IsBlockBarrier(const Instruction& i) {
@@ -524,7 +610,7 @@ class Flattener {
         starts[i + 1] = true;
       } else if (Waits(instruction)) {
         starts[i] = true;
-        if (instruction.guard >= 0 || IsBlockBarrier(instruction)) starts[i + 1] = true;
+        if (instruction.guard >= 0 || IsBlockBarrier(instruction) || IsRealCall(instruction)) starts[i + 1] = true;
       }
     }
     std::vector<int> block_of(count + 1, -1);
@@ -535,10 +621,12 @@ class Flattener {
     }
     const int exit = block_of[count] + 1;  // a block that only ends
     // Blocks made for guarded instructions that wait come behind the exit block.
-    kernel_.blocks.resize(exit + 1);
+    const int back = kernel_.is_function ? exit + 1 : exit;  // where ret goes
+    kernel_.blocks.resize(back + 1);
+    kernel_.blocks[back].end = BasicBlock::End::kReturn;
     kernel_.blocks[exit].end = BasicBlock::End::kExit;
     const auto start_of = [&](int position) {
-      return position >= count && !starts[count] ? exit : block_of[position];
+      return position >= count && !starts[count] ? back : block_of[position];
     };
     int i = 0;
     while (i < count) {
@@ -552,12 +640,12 @@ class Flattener {
         Instruction& instruction = body_[i++];
         const bool leaves = instruction.opcode == "ret" || instruction.opcode == "exit";
         if (instruction.opcode == "bra" || leaves) {
-          end_state.target = leaves ? exit : start_of(labels_[instruction.operands[0].index]);
+          end_state.target = instruction.opcode == "exit" ? exit : leaves ? back : start_of(labels_[instruction.operands[0].index]);
           if (instruction.guard >= 0) {
             end_state.end = BasicBlock::End::kBranch;
             end_state.predicate = instruction.guard;
             end_state.negated = instruction.guard_negated;
-            end_state.fallthrough = i < count ? block_of[i] : exit;
+            end_state.fallthrough = i < count ? block_of[i] : back;
           }
           end_state.location = instruction.location;
           ended = true;
@@ -567,7 +655,7 @@ class Flattener {
           const int own = static_cast<int>(kernel_.blocks.size());
           kernel_.blocks.emplace_back();
           BasicBlock& block = kernel_.blocks.back();
-          block.target = i < count ? block_of[i] : exit;
+          block.target = i < count ? block_of[i] : back;
           block.location = instruction.location;
           end_state.end = BasicBlock::End::kBranch;
           end_state.predicate = instruction.guard;
@@ -582,12 +670,13 @@ class Flattener {
           code.push_back(std::move(instruction));
         }
       } while (i < count && !starts[i]);
-      if (!ended) end_state.target = i < count ? block_of[i] : exit;
+      if (!ended) end_state.target = i < count ? block_of[i] : back;
       end_state.instructions = std::move(code);
       kernel_.blocks[at] = std::move(end_state);
     }
     if (starts[count]) {  // a label at the very end
-      kernel_.blocks[block_of[count]].end = BasicBlock::End::kExit;
+      kernel_.blocks[block_of[count]].end =
+          kernel_.is_function ? BasicBlock::End::kReturn : BasicBlock::End::kExit;
     }
     RemoveUnreachable();
   }
@@ -629,8 +718,8 @@ class Flattener {
   std::vector<Param> params_;
   std::vector<Instruction> deferred_;
   std::vector<const Function*> stack_;
-  absl::flat_hash_map<const Variable*, uint64_t> shared_;
-  uint64_t shared_cursor_ = 0;
+  std::set<int> needed_functions_;
+  SharedLayout& shared_;
   uint64_t local_bytes_ = 0;
 };
 
@@ -643,8 +732,24 @@ absl::Status KernelError(CUresult code, absl::string_view kernel, const Instruct
 }
 
 absl::StatusOr<FlatKernel> FlattenKernel(const LinkedProgram& program, size_t kernel) {
-  return Flattener(program, kernel)
-      .Run(program.kernel_function(kernel), program.kernel_module(kernel));
+  SharedLayout shared;
+  Flattener flattener(program, kernel, &shared);
+  ASSIGN_OR_RETURN(FlatKernel flat,
+                   flattener.Run(program.kernel_function(kernel), program.kernel_module(kernel)));
+  std::vector<int> work(flattener.needed_functions().begin(), flattener.needed_functions().end());
+  while (!work.empty()) {
+    const int id = work.back();
+    work.pop_back();
+    if (flat.functions.count(id) > 0) continue;
+    Flattener inner(program, kernel, &shared);
+    ASSIGN_OR_RETURN(FlatKernel function, inner.RunFunction(program.FunctionRef(id)));
+    flat.has_block_barrier |= function.has_block_barrier;
+    flat.functions[id] = std::make_shared<FlatKernel>(std::move(function));
+    work.insert(work.end(), inner.needed_functions().begin(), inner.needed_functions().end());
+  }
+  if (!flat.functions.empty()) flat.local_bytes += kCallStackBytes;
+  for (auto& [id, function] : flat.functions) function->local_bytes = flat.local_bytes;
+  return flat;
 }
 
 }  // namespace fargpu::softgpu

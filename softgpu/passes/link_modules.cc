@@ -76,6 +76,11 @@ absl::Status LinkedProgram::Define(int module, absl::string_view name, bool visi
 absl::Status LinkedProgram::Build() {
   local_.resize(modules_.size());
   const bool several = modules_.size() > 1;
+  int functions = 0;
+  for (const auto& module : modules_) {
+    first_function_.push_back(functions);
+    functions += static_cast<int>(module->functions.size());
+  }
   for (int m = 0; m < static_cast<int>(modules_.size()); ++m) {
     const Module& module = *modules_[m];
     for (int i = 0; i < static_cast<int>(module.variables.size()); ++i) {
@@ -162,6 +167,38 @@ SymbolRef LinkedProgram::Resolve(int module, absl::string_view name) const {
     return global->second.ref;
   }
   return local == local_[module].end() ? SymbolRef{} : local->second;
+}
+
+SymbolRef LinkedProgram::FunctionRef(int id) const {
+  const auto after = std::upper_bound(first_function_.begin(), first_function_.end(), id);
+  const int module = static_cast<int>(after - first_function_.begin()) - 1;
+  return {SymbolRef::Kind::kFunction, module, id - first_function_[module], -1};
+}
+
+std::vector<int> LinkedProgram::AddressTakenFunctions() const {
+  absl::flat_hash_set<int> taken;
+  for (int m = 0; m < static_cast<int>(modules_.size()); ++m) {
+    const auto note = [&](absl::string_view name) {
+      const SymbolRef ref = Resolve(m, name);
+      if (ref.kind == SymbolRef::Kind::kFunction) taken.insert(FunctionId(ref));
+    };
+    for (const Variable& v : modules_[m]->variables) {
+      for (const auto& address : v.initializer.addresses) note(address.symbol);
+    }
+    for (const Function& f : modules_[m]->functions) {
+      for (const Instruction& instruction : f.body) {
+        if (instruction.opcode == "call") continue;
+        for (const Operand& operand : instruction.operands) {
+          ForEachOperand(operand, [&](const Operand& o) {
+            if (o.kind == Operand::Kind::kSymbol) note(o.name);
+          });
+        }
+      }
+    }
+  }
+  std::vector<int> sorted(taken.begin(), taken.end());
+  std::sort(sorted.begin(), sorted.end());
+  return sorted;
 }
 
 MemoryNeeds LinkedProgram::Needs(const Function& function, int module) {

@@ -43,6 +43,17 @@ class LinkedProgram {
   int kernel_module(size_t kernel) const { return kernel_refs_[kernel].module; }
   const SymbolRef& variable_ref(size_t variable) const { return variable_refs_[variable]; }
 
+  // Functions are numbered through the program; a function's "address" is made of its number and
+  // lies outside the device window.
+  int FunctionId(const SymbolRef& ref) const { return first_function_[ref.module] + ref.index; }
+  SymbolRef FunctionRef(int id) const;
+  const ptx::Function& FunctionOf(const SymbolRef& ref) const {
+    return modules_[ref.module]->functions[ref.index];
+  }
+  static uint64_t FunctionAddress(int id) { return 0x10000 + 16 * static_cast<uint64_t>(id); }
+  // Functions whose address is taken anywhere: what a call through a pointer may reach.
+  std::vector<int> AddressTakenFunctions() const;
+
   // kNone if no module defines it. An extern function without a body is kNone.
   SymbolRef Resolve(int module, absl::string_view name) const;
 
@@ -56,6 +67,7 @@ class LinkedProgram {
   std::vector<std::unique_ptr<ptx::Module>> modules_;
   std::vector<KernelInfo> kernels_;
   std::vector<SymbolRef> kernel_refs_;
+  std::vector<int> first_function_;  // by module
   std::vector<VariableInfo> variables_;
   std::vector<SymbolRef> variable_refs_;
   struct Definition {
