@@ -10,6 +10,16 @@
 namespace fargpu::client {
 
 FakeWorker::FakeWorker() : memory_(64 << 20) {
+  auto [client_end, worker_end] = transport::NewInProcessPair();
+  client_end_ = std::move(client_end);
+  Start(std::move(worker_end));
+}
+
+FakeWorker::FakeWorker(std::unique_ptr<transport::Connection> connection) : memory_(64 << 20) {
+  Start(std::move(connection));
+}
+
+void FakeWorker::Start(std::unique_ptr<transport::Connection> connection) {
   wire::FunctionInfo info;
   info.name = "vector_add";
   info.param_offsets = {0, 8, 16, 24};
@@ -22,10 +32,8 @@ FakeWorker::FakeWorker() : memory_(64 << 20) {
   info.attributes = {1024};
   functions.push_back(info);
   PlayCard();
-  auto [client_end, worker_end] = transport::NewInProcessPair();
-  client_end_ = std::move(client_end);
   link_ = transport::Link::Start(
-      std::move(worker_end), {},
+      std::move(connection), {},
       [this](transport::IncomingFrame frame) {
         // The first frame may come before Start() has returned.
         while (link_ptr_.load() == nullptr) absl::SleepFor(absl::Milliseconds(1));
@@ -40,8 +48,12 @@ FakeWorker::~FakeWorker() = default;
 SessionParts FakeWorker::TakeParts() {
   SessionParts parts;
   parts.connection = std::move(client_end_);
-  parts.link_options.dead_after = absl::Seconds(5);
-  Welcome& welcome = parts.welcome;
+  parts.welcome = MakeWelcome();
+  return parts;
+}
+
+Welcome FakeWorker::MakeWelcome() {
+  Welcome welcome;
   welcome.version = kWireVersionMax;
   welcome.driver_version = 13000;
   welcome.window_base = kWindowBase;
@@ -79,7 +91,7 @@ SessionParts FakeWorker::TakeParts() {
     device.greatest_stream_priority = -5;
     welcome.devices.push_back(std::move(device));
   }
-  return parts;
+  return welcome;
 }
 
 void FakeWorker::PlayCard() {
@@ -177,8 +189,9 @@ void FakeWorker::Handle(const transport::IncomingFrame& frame) {
     body.resize((body.size() + 7) / 8 * 8);
     header.size = static_cast<uint32_t>(body.size());
     std::memcpy(body.data(), &header, sizeof(header));
+    const std::vector<char>& bulk = kept_.emplace_back(std::move(call.reply_bulk));
     link_ptr_.load()
-        ->Send(wire::FrameKind::kReplies, 1, 0, body, call.reply_bulk)
+        ->Send(wire::FrameKind::kReplies, 1, 0, body, bulk)
         .status()
         .IgnoreError();
   }
@@ -187,9 +200,10 @@ void FakeWorker::Handle(const transport::IncomingFrame& frame) {
 
 void FakeWorker::Deliver(uint64_t token, uint64_t offset, absl::Span<const char> bytes) {
   const uint64_t where[2] = {token, offset};
+  const std::vector<char>& bulk = kept_.emplace_back(bytes.begin(), bytes.end());
   link_ptr_.load()
       ->Send(wire::FrameKind::kDelivery, 0, 0,
-             absl::MakeConstSpan(reinterpret_cast<const char*>(where), sizeof(where)), bytes)
+             absl::MakeConstSpan(reinterpret_cast<const char*>(where), sizeof(where)), bulk)
       .status()
       .IgnoreError();
 }

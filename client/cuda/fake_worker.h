@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cuda.h>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,9 +39,13 @@ class FakeWorker {
     std::vector<char> bulk;
   };
 
+  // Over an in-process connection, whose other end TakeParts() gives.
   FakeWorker();
+  explicit FakeWorker(std::unique_ptr<transport::Connection> connection);
   ~FakeWorker();
 
+  // What a worker tells of itself and its devices.
+  static Welcome MakeWelcome();
   // The client's side; call once.
   SessionParts TakeParts();
   // The functions that any image has.
@@ -95,6 +100,7 @@ class FakeWorker {
     std::vector<char> bytes;
   };
 
+  void Start(std::unique_ptr<transport::Connection> connection);
   void PlayCard();
   void Handle(const transport::IncomingFrame& frame);
 
@@ -102,6 +108,7 @@ class FakeWorker {
   std::vector<char> memory_;
   uint64_t next_address_ = kWindowBase + 4096;
   std::vector<PendingDelivery> deliveries_;  // link's handler only
+  std::deque<std::vector<char>> kept_;       // what the link borrows; link's handler only
   CUresult deferred_ = CUDA_SUCCESS;         // link's handler only
   std::atomic<bool> answers_{true};
   mutable Mutex mutex_;
