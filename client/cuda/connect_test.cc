@@ -225,5 +225,18 @@ TEST_F(ConnectTest, HelperThatFails) {
   EXPECT_THAT(ConnectFromEnvironment(), StatusIs(absl::StatusCode::kNotFound));
 }
 
+// A program built by nvcc, on the library itself: the runtime's start-up and its questions about
+// devices. FARGPU_TEST_PROGRAM names the program, FARGPU_TEST_LIBRARY the folder of libcuda.so.1.
+TEST_F(ConnectTest, UnmodifiedProgramFindsItsDevices) {
+  const char* program = std::getenv("FARGPU_TEST_PROGRAM");
+  const char* library = std::getenv("FARGPU_TEST_LIBRARY");
+  if (program == nullptr || library == nullptr) GTEST_SKIP() << "FARGPU_TEST_PROGRAM is not set";
+  FakeServer server(absl::StrCat("unix:", folder, "/socket"));
+  server.Start();
+  setenv("FARGPU_LEASE", WriteLease(server.lease()).c_str(), 1);
+  EXPECT_EQ(system(absl::StrCat("LD_LIBRARY_PATH=", library, " ", program).c_str()), 0);
+  EXPECT_OK(server.Join());
+}
+
 }  // namespace
 }  // namespace fargpu::client

@@ -102,6 +102,12 @@ void FakeWorker::PlayCard() {
     next_address_ += (request.bytesize + 255) / 256 * 256;
     return CUDA_SUCCESS;
   });
+  On<wire::MemGetInfoV2Request>(
+      [this](const wire::MemGetInfoV2Request&, wire::MemGetInfoV2Reply* reply, Call*) {
+        reply->free = memory_.size();
+        reply->total = memory_.size();
+        return CUDA_SUCCESS;
+      });
   On<wire::MemcpyHtoDV2Request>(
       [this](const wire::MemcpyHtoDV2Request& request, wire::MemcpyHtoDV2Reply*, Call* call) {
         EXPECT_EQ(call->bulk.size(), request.ByteCount);
