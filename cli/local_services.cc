@@ -165,6 +165,24 @@ absl::Status WaitForNode(BrokerClient* client, const std::string& node_name, con
                    " ends with:", LastLines(daemon.log_path)));
 }
 
+// A daemon that runs already keeps its name; it must belong to the broker at `address`.
+absl::Status CheckRunningDaemon(const Home& home, const Service& daemon, const std::string& address,
+                                std::string* node_name) {
+  const absl::StatusOr<ProcessId> running = ReadPidFile(daemon.pid_path);
+  if (!running.ok() || !IsAlive(*running)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(home.File("daemon.settings")));
+  const std::vector<std::string> words =
+      absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  if (words.size() != 2 || words[1] != address) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("fargpud (process ", running->pid,
+                     ") runs already, but for another broker than the one at ", address,
+                     "; run `fargpu down` first"));
+  }
+  *node_name = words[0];
+  return absl::OkStatus();
+}
+
 absl::Status StartBoth(const Home& home, const UpOptions& options, Service* broker, Service* daemon,
                        std::string* summary) {
   const absl::Time deadline = absl::Now() + options.timeout;
@@ -192,11 +210,14 @@ absl::Status StartBoth(const Home& home, const UpOptions& options, Service* brok
                          broker));
   ASSIGN_OR_RETURN(std::unique_ptr<BrokerClient> client, WaitForBroker(home, *broker, deadline));
 
-  const std::string node_name = options.node_name.empty() ? MachineName() : options.node_name;
+  std::string node_name = options.node_name.empty() ? MachineName() : options.node_name;
+  RETURN_IF_ERROR(CheckRunningDaemon(home, *daemon, client->address(), &node_name));
   std::vector<std::string> arguments = {
       daemon_program, "--broker", client->address(), "--node",   node_name,     "--run-dir",
       run_directory,  "--listen", "tcp:127.0.0.1:0", "--driver", options.driver};
   arguments.insert(arguments.end(), options.daemon_options.begin(), options.daemon_options.end());
+  RETURN_IF_ERROR(WriteFileAtomically(home.File("daemon.settings"),
+                                      absl::StrCat(node_name, " ", client->address(), "\n")));
   RETURN_IF_ERROR(Ensure(home, std::move(arguments), daemon));
   return WaitForNode(client.get(), node_name, *daemon, deadline, summary);
 }

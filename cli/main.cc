@@ -4,6 +4,7 @@
 #include "cli/verb.h"
 
 int main(int argc, char** argv) {
+  fargpu::SendGrpcLogToOurs();
   CLI::App app("Runs CUDA programs on cards of other machines.", "fargpu");
   app.footer(
       "Example:\n"

@@ -30,6 +30,7 @@ void SetUpLog(fargpu::LogLevel level) {
   spdlog::set_default_logger(std::move(logger));
   fargpu::SetLogSink(&LogToSpdlog);
   fargpu::SetLogLevel(level);
+  fargpu::SendGrpcLogToOurs();
 }
 
 }  // namespace

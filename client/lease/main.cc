@@ -164,6 +164,7 @@ int main(int argc, char** argv) {
     std::cout << fargpu::kHelp;
     return argument == "--help" || argument == "-h" ? 0 : fargpu::kExitUsage;
   }
+  fargpu::SendGrpcLogToOurs();
   // A program that died between our lines must not kill us before the lease is released.
   signal(SIGPIPE, SIG_IGN);
   const char* const address = std::getenv("FARGPU_BROKER");

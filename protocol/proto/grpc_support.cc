@@ -11,10 +11,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include <grpc/support/log.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
 #include "common/fd.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 
 namespace fargpu {
@@ -82,6 +84,16 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+void SendGrpcLogToOurs() {
+  gpr_set_log_function([](gpr_log_func_args* arguments) {
+    if (arguments->severity == GPR_LOG_SEVERITY_ERROR) {
+      FARGPU_LOG(kWarning, "gRPC: ", arguments->message);
+    } else {
+      FARGPU_LOG(kDebug, "gRPC: ", arguments->message);
+    }
+  });
 }
 
 absl::StatusOr<BrokerAddress> ParseBrokerAddress(absl::string_view text) {

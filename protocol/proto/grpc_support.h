@@ -16,6 +16,10 @@ namespace fargpu {
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
+// gRPC's own log lines go where ours go (common/log.h): its errors as warnings, the rest as debug.
+// Call it in main() before gRPC is used; without it they go to stderr.
+void SendGrpcLogToOurs();
+
 // Where a broker listens: "HOST:PORT", "[IPV6]:PORT" or "unix:/absolute/path".
 struct BrokerAddress {
   std::string text;  // as gRPC takes it

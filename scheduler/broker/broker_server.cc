@@ -107,6 +107,7 @@ void BrokerServer::RunTimer() {
     stopped_.WaitFor(&mutex_, kTick);
     mutex_.Unlock();
     broker_.Tick();
+    node_service_.EndNamelessStreams();
     mutex_.Lock();
   }
 }

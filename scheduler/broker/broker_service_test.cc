@@ -1,15 +1,14 @@
 // The broker as a process sees it: over gRPC, with a node that is a gRPC client.
-#include <grpcpp/create_channel.h>
 #include <sys/stat.h>
 
 #include <atomic>
 #include <filesystem>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-
-#include "absl/strings/str_cat.h"
+#include <grpcpp/create_channel.h>
 
 #include "common/status_matchers.h"
 #include "scheduler/broker/broker_server.h"

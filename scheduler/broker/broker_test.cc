@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 
 #include "common/status_matchers.h"
+#include "scheduler/broker/broker_test_support.h"
 #include "scheduler/policies/best_fit_policy.h"
 #include "scheduler/store/sqlite_store.h"
 
@@ -17,93 +18,6 @@ namespace pb = broker::v1;
 namespace nb = node::v1;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr uint64_t kMiB = 1 << 20;
-
-std::string Uuid(int number) {
-  return absl::StrCat("GPU-00000000-0000-0000-0000-", absl::Dec(number, absl::kZeroPad12));
-}
-
-class FakeClock : public Clock {
- public:
-  absl::Duration Steady() const override { return now_; }
-  int64_t WallMillis() const override {
-    return 1'700'000'000'000 + absl::ToInt64Milliseconds(now_);
-  }
-  void Advance(absl::Duration by) { now_ += by; }
-
- private:
-  absl::Duration now_ = absl::Hours(1);
-};
-
-class FakeChannel : public NodeChannel {
- public:
-  void Send(nb::BrokerMessage message) override { sent.push_back(std::move(message)); }
-  void Close(absl::Status why) override { closed = std::move(why); }
-  std::vector<nb::BrokerMessage> sent;
-  absl::Status closed;
-};
-
-// A daemon that does what the test says.
-class FakeNode {
- public:
-  FakeNode(std::string name, std::vector<std::pair<int, uint64_t>> cards) {
-    hello.set_node_name(name);
-    hello.add_endpoints(absl::StrCat("unix:/run/", name, ".sock"));
-    for (const auto& [number, mib] : cards) {
-      nb::Device& device = *hello.add_devices();
-      device.set_uuid(Uuid(number));
-      device.set_name("Soft GPU");
-      device.set_memory_bytes(mib * kMiB);
-    }
-  }
-
-  void Register(Broker* to) {
-    broker = to;
-    channel = std::make_shared<FakeChannel>();
-    const auto result = broker->RegisterNode(hello, channel);
-    ASSERT_OK(result);
-    registration = *result;
-    ASSERT_EQ(channel->sent.size(), 1u);
-    ASSERT_TRUE(channel->sent[0].has_full_state());
-    full_state = channel->sent[0].full_state();
-    channel->sent.clear();
-  }
-  // Takes the next message; it must be a Reserve.
-  nb::Reserve TakeReserve() {
-    EXPECT_FALSE(channel->sent.empty());
-    if (channel->sent.empty()) return {};
-    EXPECT_TRUE(channel->sent[0].has_reserve());
-    const nb::Reserve reserve = channel->sent[0].reserve();
-    channel->sent.erase(channel->sent.begin());
-    return reserve;
-  }
-  void Answer(const nb::Reserve& reserve, absl::StatusCode code = absl::StatusCode::kOk,
-              const std::string& why = "") {
-    nb::NodeMessage message;
-    message.mutable_reserve_result()->set_request_id(reserve.request_id());
-    message.mutable_reserve_result()->set_code(static_cast<uint32_t>(code));
-    message.mutable_reserve_result()->set_message(why);
-    EXPECT_OK(broker->HandleNodeMessage(registration, message));
-  }
-  void Heartbeat(const std::vector<std::string>& lease_ids = {}) {
-    nb::NodeMessage message;
-    message.mutable_heartbeat();
-    for (const std::string& id : lease_ids) {
-      nb::Session& session = *message.mutable_heartbeat()->add_sessions();
-      session.set_lease_id(id);
-      session.set_pid(1);
-      session.set_charged_bytes(3 * kMiB);
-    }
-    EXPECT_OK(broker->HandleNodeMessage(registration, message));
-  }
-
-  Broker* broker = nullptr;
-  nb::Hello hello;
-  std::shared_ptr<FakeChannel> channel;
-  uint64_t registration = 0;
-  nb::FullState full_state;
-};
 
 // The answer to an Allocate, once it is there.
 struct Call {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "common/log.h"
 #include "protocol/proto/grpc_support.h"
@@ -17,7 +18,14 @@ using node::v1::NodeMessage;
 // A daemon that takes no messages while it sends heartbeats is broken; this many end its stream.
 constexpr size_t kMaxQueued = 100'000;
 
+// From the start of a stream to its hello.
+constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
+
+}  // namespace
+
 class NodeStream;
+
+namespace {
 
 // What the broker holds of a stream. It may outlive the stream.
 class StreamChannel : public NodeChannel {
@@ -36,11 +44,17 @@ class StreamChannel : public NodeChannel {
   NodeStream* stream_ ABSL_GUARDED_BY(mutex_);
 };
 
+}  // namespace
+
 // One RegisterNode call. Deletes itself when gRPC is done with it.
 class NodeStream : public grpc::ServerBidiReactor<NodeMessage, BrokerMessage> {
  public:
-  NodeStream(Broker* broker, grpc::CallbackServerContext* context)
-      : broker_(broker), context_(context), channel_(std::make_shared<StreamChannel>(this)) {
+  NodeStream(NodeService* service, Broker* broker, grpc::CallbackServerContext* context)
+      : service_(service),
+        broker_(broker),
+        context_(context),
+        channel_(std::make_shared<StreamChannel>(this)) {
+    service_->AddNameless(channel_);
     StartRead(&incoming_);
   }
 
@@ -67,6 +81,7 @@ class NodeStream : public grpc::ServerBidiReactor<NodeMessage, BrokerMessage> {
     Pump();
   }
   void OnDone() override {
+    service_->RemoveNameless(channel_.get());
     channel_->Detach();
     delete this;
   }
@@ -95,7 +110,10 @@ class NodeStream : public grpc::ServerBidiReactor<NodeMessage, BrokerMessage> {
       return absl::InvalidArgumentError("the first message on a stream must be hello");
     }
     absl::StatusOr<uint64_t> registration = broker_->RegisterNode(incoming_.hello(), channel_);
-    if (registration.ok()) registration_ = *registration;
+    if (registration.ok()) {
+      registration_ = *registration;
+      service_->RemoveNameless(channel_.get());
+    }
     return registration.status();
   }
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -113,6 +131,7 @@ class NodeStream : public grpc::ServerBidiReactor<NodeMessage, BrokerMessage> {
     Finish(ToGrpcStatus(*end_status_));
   }
 
+  NodeService* const service_;
   Broker* const broker_;
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<StreamChannel> channel_;
@@ -137,11 +156,34 @@ void StreamChannel::Close(absl::Status why) {
   if (stream_ != nullptr) stream_->Close(std::move(why));
 }
 
-}  // namespace
+void NodeService::AddNameless(std::shared_ptr<NodeChannel> channel) {
+  MutexLock lock(&mutex_);
+  const NodeChannel* const key = channel.get();
+  nameless_[key] = {.channel = std::move(channel), .end = absl::Now() + kHelloTimeout};
+}
+
+void NodeService::RemoveNameless(const NodeChannel* channel) {
+  MutexLock lock(&mutex_);
+  nameless_.erase(channel);
+}
+
+void NodeService::EndNamelessStreams() {
+  std::vector<std::shared_ptr<NodeChannel>> late;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [key, stream] : nameless_) {
+      if (absl::Now() >= stream.end) late.push_back(stream.channel);
+    }
+  }
+  for (const auto& channel : late) {
+    channel->Close(absl::DeadlineExceededError(
+        absl::StrCat("no hello within ", absl::FormatDuration(kHelloTimeout))));
+  }
+}
 
 grpc::ServerBidiReactor<NodeMessage, BrokerMessage>* NodeService::RegisterNode(
     grpc::CallbackServerContext* context) {
-  return new NodeStream(broker_, context);
+  return new NodeStream(this, broker_, context);
 }
 
 }  // namespace fargpu::scheduler
