@@ -1,0 +1,126 @@
+#include "server/daemon/front_door.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "protocol/handshake.h"
+#include "transport/control/control_channel.h"
+
+namespace fargpu::server {
+
+absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Open(Options options, LeaseTable* leases,
+                                                           WorkerPool* workers) {
+  auto door = std::unique_ptr<FrontDoor>(new FrontDoor(std::move(options), leases, workers));
+  for (const std::string& endpoint : door->options_.listen) {
+    ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> listener,
+                     transport::Listener::Listen(endpoint));
+    door->listeners_.push_back(std::move(listener));
+  }
+  door->wake_.reset(eventfd(0, EFD_CLOEXEC));
+  if (!door->wake_.valid()) return ErrnoStatus("eventfd");
+  FrontDoor* self = door.get();
+  door->thread_ = std::thread([self] { self->Run(); });
+  return door;
+}
+
+FrontDoor::~FrontDoor() {
+  closing_.store(true);
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+  thread_.join();
+  MutexLock lock(&mutex_);
+  // Every guest has a deadline.
+  while (guests_ > 0) left_.WaitFor(&mutex_, std::chrono::seconds(1));
+}
+
+std::vector<std::string> FrontDoor::endpoints() const {
+  std::vector<std::string> result;
+  for (const auto& listener : listeners_) result.push_back(listener->endpoint());
+  return result;
+}
+
+void FrontDoor::Run() {
+  std::vector<pollfd> items = {{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
+  for (const auto& listener : listeners_) {
+    items.push_back({.fd = listener->fd(), .events = POLLIN, .revents = 0});
+  }
+  while (!closing_.load()) {
+    if (poll(items.data(), items.size(), -1) < 0) continue;
+    for (size_t i = 0; i < listeners_.size() && !closing_.load(); ++i) {
+      if (items[i + 1].revents == 0) continue;
+      absl::StatusOr<UniqueFd> socket = listeners_[i]->Accept(absl::Now());
+      if (socket.ok()) {
+        Receive(*std::move(socket));
+      } else if (!absl::IsDeadlineExceeded(socket.status())) {
+        FARGPU_LOG(kWarning, "accept on ", listeners_[i]->endpoint(), ": ",
+                   std::string(socket.status().message()));
+        // Out of descriptors, most likely: the socket stays readable, so do not spin.
+        absl::SleepFor(absl::Milliseconds(100));
+      }
+    }
+  }
+}
+
+void FrontDoor::Receive(UniqueFd socket) {
+  {
+    MutexLock lock(&mutex_);
+    if (guests_ >= options_.max_guests) {
+      FARGPU_LOG(kWarning, "turned away ", transport::PeerName(socket.get()), ": ", guests_,
+                 " others are at the door, the limit");
+      return;
+    }
+    ++guests_;
+  }
+  std::thread([this, guest = std::make_shared<UniqueFd>(std::move(socket))] {
+    const std::string name = transport::PeerName(guest->get());
+    const absl::Status status = Serve(std::move(*guest));
+    if (!status.ok()) {
+      FARGPU_LOG(kWarning, "turned away ", name, ": ", std::string(status.message()));
+    }
+    MutexLock lock(&mutex_);
+    --guests_;
+    left_.SignalAll();
+  }).detach();  // the destructor waits for guests_
+}
+
+absl::Status FrontDoor::Serve(UniqueFd socket) {
+  const absl::Time deadline = absl::Now() + options_.handshake_limit;
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<transport::ControlChannel> channel,
+      transport::AcceptChannel(
+          std::move(socket),
+          [this](const LeaseId& id) -> absl::StatusOr<LeaseSecret> {
+            const std::shared_ptr<const Lease> lease = leases_->Find(id);
+            if (lease == nullptr) {
+              return absl::NotFoundError(absl::StrCat("no lease ", ToString(id), " on this node"));
+            }
+            return lease->secret;
+          },
+          deadline));
+  const std::shared_ptr<const Lease> lease = leases_->Find(channel->lease());
+  if (lease == nullptr) return absl::NotFoundError("its lease was released just now");
+  ASSIGN_OR_RETURN(const std::string bytes, channel->Receive(deadline));
+  Hello hello;
+  RETURN_IF_ERROR(wire::DecodeMessage(absl::MakeConstSpan(bytes.data(), bytes.size()), &hello));
+
+  const absl::Time session_deadline = absl::Now() + options_.session_limit;
+  const absl::Status started = workers_->StartSession(lease, hello, &channel, session_deadline);
+  if (!started.ok() && channel != nullptr) {
+    std::vector<char> refusal;
+    wire::EncodeMessage(RefusingWelcome(started), &refusal);
+    channel->Send(absl::string_view(refusal.data(), refusal.size()), session_deadline)
+        .IgnoreError();
+  }
+  return started;
+}
+
+}  // namespace fargpu::server
