@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "common/log.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
+#include "transport/signal_block.h"
 #include "transport/spin.h"
 
 namespace fargpu::transport {
@@ -108,12 +108,8 @@ class LinkImpl final : public Link {
   }
 
   void StartThread() {
-    // The program's signal handlers must not run on a thread it does not know.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalBlock block;
     thread_ = std::make_unique<std::thread>([this] { Run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_setname_np(thread_->native_handle(), "fargpu-link");
   }
 

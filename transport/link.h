@@ -28,7 +28,7 @@ struct IncomingFrame {
 };
 
 struct LinkOptions {
-  absl::Duration heartbeat = absl::Seconds(1);   // sent when nothing else was for so long
+  absl::Duration heartbeat = absl::Seconds(1);  // sent when nothing else was for so long
   // Nothing heard for so long: the peer is dead. Five seconds at most, telling everybody included.
   absl::Duration dead_after = absl::Seconds(4.5);
   // How long a waiting thread polls before it sleeps on the event fd. Zero when cores are short.

@@ -6,6 +6,7 @@
 
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "transport/signal_block.h"
 #include "transport/ucx/ucx_connection.h"
 #include "transport/ucx/ucx_library.h"
 #include "transport/ucx/ucx_settings.h"
@@ -74,6 +75,7 @@ class UcxEndpointImpl final : public UcxEndpoint {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<UcxEndpoint>> UcxEndpoint::Create(const UcxOptions& options) {
+  const SignalBlock block;  // UCX starts a thread
   ASSIGN_OR_RETURN(const UcxLibrary* ucx, LoadUcx());
   auto worker = std::make_unique<UcxWorker>(*ucx);
   RETURN_IF_ERROR(CreateContext(options, worker.get()));

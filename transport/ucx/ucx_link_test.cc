@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <set>
 #include <string>
 #include <thread>
@@ -195,6 +196,32 @@ TEST_P(UcxLinkTest, CallsAndReplies) {
   for (int i = 0; i < 10; ++i) ASSERT_OK(Call(bulk));
   EXPECT_EQ(link_->Describe(), GetParam() == Reach::kMachine ? "ucx/shm" : "ucx/tcp");
   EXPECT_EQ(link_->acknowledged(), 1010u);
+}
+
+// A signal of the program must not be handled by a thread that it does not know.
+TEST_P(UcxLinkTest, OurThreadsBlockAllSignals) {
+  ASSERT_NO_FATAL_FAILURE(StartPeer());
+  ASSERT_OK(Call());
+  const sigset_t* const unchanged = nullptr;
+  sigset_t mine;
+  pthread_sigmask(SIG_BLOCK, unchanged, &mine);
+  EXPECT_FALSE(sigismember(&mine, SIGUSR1));
+  int threads = 0;
+  DIR* folder = opendir("/proc/self/task");
+  while (const dirent* entry = readdir(folder)) {
+    if (entry->d_name[0] == '.' || std::atoi(entry->d_name) == getpid()) continue;
+    std::ifstream file(absl::StrCat("/proc/self/task/", entry->d_name, "/status"));
+    std::string line, name;
+    while (std::getline(file, line)) {
+      if (line.rfind("Name:", 0) == 0) name = line;
+      if (line.rfind("SigBlk:", 0) != 0) continue;
+      ++threads;
+      const uint64_t blocked = std::stoull(line.substr(7), nullptr, 16);
+      EXPECT_TRUE(blocked & (uint64_t{1} << (SIGUSR1 - 1))) << name << " " << line;
+    }
+  }
+  closedir(folder);
+  EXPECT_GE(threads, 2);  // the link's and UCX's
 }
 
 TEST_P(UcxLinkTest, ThreadsCallAtTheSameTime) {
