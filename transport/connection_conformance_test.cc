@@ -381,11 +381,15 @@ TEST_P(UcxLimitsTest, MessagesOverTheLimitAreRefused) {
 }
 
 TEST_P(UcxLimitsTest, AnotherSessionIsRefused) {
-  UcxOptions other = TestOptions(GetParam());
-  other.session.bytes[3] ^= 1;
-  ASSERT_OK_AND_ASSIGN(ConnectionPair pair, NewUcxPair(other, TestOptions(GetParam())));
-  EXPECT_THAT(ProgressUntilFailure(pair.second.get(), pair.first.get()),
-              StatusIs(absl::StatusCode::kInvalidArgument));
+  SessionId other = TestOptions(GetParam()).session;
+  other.bytes[3] ^= 1;
+  ASSERT_OK_AND_ASSIGN(auto one, UcxEndpoint::Create(TestOptions(GetParam())));
+  ASSERT_OK_AND_ASSIGN(auto two, UcxEndpoint::Create(TestOptions(GetParam())));
+  ASSERT_OK_AND_ASSIGN(auto stranger, one->Connect(two->local_address(), other));
+  ASSERT_OK_AND_ASSIGN(auto victim, two->Connect(one->local_address()));
+  const absl::Status status = ProgressUntilFailure(victim.get(), stranger.get());
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("names another session"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ucx, UcxLimitsTest, testing::Values(Reach::kNetwork, Reach::kMachine),

@@ -55,15 +55,21 @@ absl::Status CreateWorker(UcxWorker* worker) {
 class UcxEndpointImpl final : public UcxEndpoint {
  public:
   UcxEndpointImpl(std::unique_ptr<UcxWorker> worker, const UcxOptions& options, std::string address)
-      : worker_(std::move(worker)), options_(options), address_(std::move(address)) {}
+      : UcxEndpoint(options.session),
+        worker_(std::move(worker)),
+        options_(options),
+        address_(std::move(address)) {}
 
   const std::string& local_address() const override { return address_; }
 
-  absl::StatusOr<std::unique_ptr<Connection>> Connect(absl::string_view remote_address) override {
+  absl::StatusOr<std::unique_ptr<Connection>> Connect(absl::string_view remote_address,
+                                                      const SessionId& session) override {
     if (worker_ == nullptr) {
       return absl::FailedPreconditionError("this UCX endpoint was connected before");
     }
-    return UcxConnection::Open(std::move(worker_), options_, remote_address);
+    UcxOptions options = options_;
+    options.session = session;
+    return UcxConnection::Open(std::move(worker_), options, remote_address);
   }
 
  private:

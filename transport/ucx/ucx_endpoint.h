@@ -23,7 +23,7 @@ struct UcxOptions {
   // The network interface that reaches the peer ("eth0"; InterfaceOf() in control/ finds it).
   // Empty: all of them. FARGPU_NET_DEVICE in the environment replaces it.
   std::string net_device = {};
-  // Both ends name the same session in their first message.
+  // What Connect() names where it is not told; see there.
   SessionId session = {};
   // What a receiver accepts and a sender sends; tests make it larger to play a hostile peer.
   size_t max_message_bytes = kMaxMessageBytes;
@@ -46,7 +46,19 @@ class UcxEndpoint {
   virtual const std::string& local_address() const = 0;
   // Does not wait for the peer: what is sent before it answers is queued inside, and a peer that
   // cannot be reached shows as kUnavailable later. Call once; the endpoint is then used up.
-  virtual absl::StatusOr<std::unique_ptr<Connection>> Connect(absl::string_view remote_address) = 0;
+  // Both ends name `session` in their first message, and an end that hears another name gives up
+  // (kInvalidArgument): a worker must not take up with the client of another session.
+  virtual absl::StatusOr<std::unique_ptr<Connection>> Connect(absl::string_view remote_address,
+                                                              const SessionId& session) = 0;
+  absl::StatusOr<std::unique_ptr<Connection>> Connect(absl::string_view remote_address) {
+    return Connect(remote_address, default_session_);
+  }
+
+ protected:
+  explicit UcxEndpoint(const SessionId& default_session) : default_session_(default_session) {}
+
+ private:
+  const SessionId default_session_;
 };
 
 }  // namespace fargpu::transport
