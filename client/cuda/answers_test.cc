@@ -215,8 +215,8 @@ TEST_F(AnswersTest, WrongHandles) {
     EXPECT_EQ(cuCtxSetCurrent(static_cast<CUcontext>(handle)), CUDA_ERROR_INVALID_CONTEXT);
     EXPECT_EQ(cuModuleUnload(static_cast<CUmodule>(handle)), CUDA_ERROR_INVALID_HANDLE);
     EXPECT_EQ(cuLibraryUnload(static_cast<CUlibrary>(handle)), CUDA_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(cuLaunchKernel(static_cast<CUfunction>(handle), 1, 1, 1, 1, 1, 1, 0, nullptr,
-                             nullptr, nullptr),
+    EXPECT_EQ(cuLaunchKernel(static_cast<CUfunction>(handle), 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr,
+                             nullptr),
               CUDA_ERROR_INVALID_HANDLE);
   }
   EXPECT_EQ(cuEventRecord(nullptr, nullptr), CUDA_ERROR_INVALID_HANDLE);
@@ -404,9 +404,9 @@ TEST_F(KernelsTest, QuestionsAboutKernelsAreAnsweredHere) {
   EXPECT_EQ(count, 2u);
   EXPECT_EQ(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536, kernel, 0),
             CUDA_SUCCESS);
-  EXPECT_EQ(cuKernelGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel,
-                                 0),
-            CUDA_SUCCESS);
+  EXPECT_EQ(
+      cuKernelGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel, 0),
+      CUDA_SUCCESS);
   EXPECT_EQ(value, 65536);
   EXPECT_EQ(
       cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 20, kernel, 0),
@@ -428,14 +428,14 @@ TEST_F(KernelsTest, LaunchPacksParametersByTheirLayout) {
   uint64_t a = 0x1111111111111111, b = 0x2222222222222222, c = 0x3333333333333333;
   int n = 0x44444444;
   void* parameters[] = {&a, &b, &c, &n};
-  ASSERT_EQ(cuLaunchKernel(function, 2, 3, 4, 32, 2, 1, 100, CU_STREAM_PER_THREAD, parameters,
-                           nullptr),
-            CUDA_SUCCESS);
+  ASSERT_EQ(
+      cuLaunchKernel(function, 2, 3, 4, 32, 2, 1, 100, CU_STREAM_PER_THREAD, parameters, nullptr),
+      CUDA_SUCCESS);
   ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   ASSERT_EQ(params.size(), 28u);
-  EXPECT_EQ(std::string(params.begin(), params.end()),
-            std::string(8, 0x11) + std::string(8, 0x22) + std::string(8, 0x33) +
-                std::string(4, 0x44));
+  EXPECT_EQ(
+      std::string(params.begin(), params.end()),
+      std::string(8, 0x11) + std::string(8, 0x22) + std::string(8, 0x33) + std::string(4, 0x44));
   EXPECT_EQ(seen.gridDimZ, 4u);
   EXPECT_EQ(seen.blockDimX, 32u);
   EXPECT_EQ(seen.sharedMemBytes, 100u);
@@ -546,8 +546,7 @@ TEST_F(KernelsTest, BestBlockSizeIsAskedForInOneRoundTrip) {
   Load();
   const uint64_t before = RoundTrips();
   int grid = 0, block = 0;
-  ASSERT_EQ(cuOccupancyMaxPotentialBlockSize(&grid, &block, function, nullptr, 0, 0),
-            CUDA_SUCCESS);
+  ASSERT_EQ(cuOccupancyMaxPotentialBlockSize(&grid, &block, function, nullptr, 0, 0), CUDA_SUCCESS);
   EXPECT_EQ(block, 256);
   EXPECT_EQ(grid, 12);
   EXPECT_EQ(RoundTrips(), before + 1);
@@ -580,12 +579,12 @@ TEST_F(AnswersTest, UnsupportedCallsSaySo) {
 }
 
 TEST_F(AnswersTest, VirtualMemory) {
-  worker->On<wire::MemAddressReserveRequest>(
-      [](const wire::MemAddressReserveRequest&, wire::MemAddressReserveReply* reply,
-         FakeWorker::Call*) {
-        reply->ptr = FakeWorker::kWindowBase + (256 << 20);
-        return CUDA_SUCCESS;
-      });
+  worker->On<wire::MemAddressReserveRequest>([](const wire::MemAddressReserveRequest&,
+                                                wire::MemAddressReserveReply* reply,
+                                                FakeWorker::Call*) {
+    reply->ptr = FakeWorker::kWindowBase + (256 << 20);
+    return CUDA_SUCCESS;
+  });
   Begin();
   CUdeviceptr address = 0;
   ASSERT_EQ(cuMemAddressReserve(&address, 4 << 20, 0, 0, 0), CUDA_SUCCESS);

@@ -19,8 +19,8 @@
 namespace fargpu::client {
 namespace {
 
-// A message of up to 8064 bytes is one segment of UCX's TCP transport; just over it, rates fall by a
-// third (measured).
+// A message of up to 8064 bytes is one segment of UCX's TCP transport; just over it, rates fall by
+// a third (measured).
 constexpr size_t kFullFrameBytes = 8064 - wire::kFrameHeaderBytes;
 constexpr int64_t kFrameAgeNanos = 30'000;
 // Copies that have not left yet; over this the sender waits for the oldest.
@@ -95,8 +95,8 @@ void CallStream::Distrust(const absl::Status& why) {
 absl::Status CallStream::Appended(size_t start, PendingReply* pending) {
   if (body_.size() - start > wire::kMaxBodyBytes) {
     body_.resize(start);
-    return absl::InvalidArgumentError(absl::StrCat("a call takes more than the limit of ",
-                                                   wire::kMaxBodyBytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a call takes more than the limit of ", wire::kMaxBodyBytes, " bytes"));
   }
   if (start > 0 && body_.size() > kFullFrameBytes) {
     // What was there before leaves first, so that both parts stay small.
@@ -236,8 +236,8 @@ void CallStream::Handle(const transport::IncomingFrame& frame) {
     case wire::FrameKind::kGoodbye:
       return;  // the link ends by itself
     default:
-      handled = absl::InvalidArgumentError(absl::StrCat(
-          "the worker sent a frame of kind ", static_cast<int>(frame.header.kind)));
+      handled = absl::InvalidArgumentError(
+          absl::StrCat("the worker sent a frame of kind ", static_cast<int>(frame.header.kind)));
   }
   if (!handled.ok()) Distrust(handled);
 }

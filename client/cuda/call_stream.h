@@ -38,8 +38,8 @@ struct PendingReply {
 
 // The calls of one process on their way to the worker, in the order in which they were made (DESIGN
 // D6): they gather in one open frame, under a short lock. It leaves when it is full, when somebody
-// waits for a reply, when bulk bytes belong to its last call, or after a few microseconds by a small
-// thread. Replies and deliveries come back through the link.
+// waits for a reply, when bulk bytes belong to its last call, or after a few microseconds by a
+// small thread. Replies and deliveries come back through the link.
 //
 // Any thread may call anything. All failures are the death of the link: kUnavailable, sticky, and
 // every wait ends with it.
@@ -58,8 +58,8 @@ class CallStream {
     return FlushIfFull();
   }
 
-  // Sends a call whose reply will be wanted sooner or later; `pending` must stay until it is done or
-  // was forgotten.
+  // Sends a call whose reply will be wanted sooner or later; `pending` must stay until it is done
+  // or was forgotten.
   template <typename Request>
   absl::Status Send(wire::CallHeader header, const Request& request, PendingReply* pending) {
     MutexLock lock(&mutex_);
@@ -89,7 +89,8 @@ class CallStream {
   void Abandon(std::unique_ptr<PendingReply> pending);
   void CountRoundTrip() { stats_.waiting_round_trips.fetch_add(1, std::memory_order_relaxed); }
 
-  // The first error of calls that nobody waited for since this was last asked; CUDA_SUCCESS if none.
+  // The first error of calls that nobody waited for since this was last asked; CUDA_SUCCESS if
+  // none.
   CUresult TakeDeferredError() {
     if (deferred_.load(std::memory_order_relaxed) == CUDA_SUCCESS) return CUDA_SUCCESS;
     return static_cast<CUresult>(deferred_.exchange(CUDA_SUCCESS));

@@ -71,9 +71,9 @@ TEST_F(CallsTest, CallsArriveInOrderAndNumbered) {
   ASSERT_EQ(cuEventCreate(&event, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuEventRecord(event, stream), CUDA_SUCCESS);
   ASSERT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
-  EXPECT_THAT(worker->names(), ElementsAre("cuDevicePrimaryCtxRetain", "cuStreamCreate",
-                                           "cuEventCreate", "cuEventRecord",
-                                           "cuStreamSynchronize"));
+  EXPECT_THAT(worker->names(),
+              ElementsAre("cuDevicePrimaryCtxRetain", "cuStreamCreate", "cuEventCreate",
+                          "cuEventRecord", "cuStreamSynchronize"));
   const auto calls = worker->received();
   for (size_t i = 1; i < calls.size(); ++i) {
     EXPECT_EQ(calls[i].number, calls[i - 1].number + 1);
@@ -127,8 +127,7 @@ TEST_F(CallsTest, ErrorOfAnAsynchronousCallComesWithTheNextReply) {
   ASSERT_EQ(cuModuleLoadData(&module, kPtx), CUDA_SUCCESS);
   CUfunction function = nullptr;
   ASSERT_EQ(cuModuleGetFunction(&function, module, "nothing"), CUDA_SUCCESS);
-  ASSERT_EQ(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr),
-            CUDA_SUCCESS);
+  ASSERT_EQ(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_LAUNCH_FAILED);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
 }

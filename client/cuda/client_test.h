@@ -20,7 +20,8 @@ class ClientTest : public testing::Test {
     ASSERT_EQ(worker_of_test, nullptr);
     worker = std::make_unique<FakeWorker>();
     worker_of_test = worker.get();
-    SetConnectorForTest([]() -> absl::StatusOr<SessionParts> { return worker_of_test->TakeParts(); });
+    SetConnectorForTest(
+        []() -> absl::StatusOr<SessionParts> { return worker_of_test->TakeParts(); });
   }
   void TearDown() override {
     ResetProcessForTest();

@@ -96,9 +96,9 @@ absl::StatusOr<SessionParts> ConnectTo(const std::string& endpoint, const LeaseF
       wire::DecodeMessage(absl::MakeConstSpan(answer.data(), answer.size()), &parts.welcome));
   RETURN_IF_ERROR(RefusalOf(parts.welcome));
   if (parts.welcome.version < kWireVersionMin || parts.welcome.version > kWireVersionMax) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the server speaks wire version ", parts.welcome.version, ", this library ",
-        kWireVersionMin, " to ", kWireVersionMax));
+    return absl::FailedPreconditionError(absl::StrCat("the server speaks wire version ",
+                                                      parts.welcome.version, ", this library ",
+                                                      kWireVersionMin, " to ", kWireVersionMax));
   }
   ASSIGN_OR_RETURN(parts.connection, ucx->Connect(parts.welcome.address));
   parts.control = std::make_unique<ChannelHold>(std::move(channel));

@@ -11,9 +11,9 @@
 namespace fargpu::client {
 
 // Opens this process's session: finds the lease (FARGPU_LEASE names a lease file; else, if
-// FARGPU_BROKER is set, the helper program gets one), tries its endpoints in order, proves the secret,
-// shakes hands and connects UCX. At most 10 s, the broker's part not counted. The message of an error
-// is one line that says what to do about it.
+// FARGPU_BROKER is set, the helper program gets one), tries its endpoints in order, proves the
+// secret, shakes hands and connects UCX. At most 10 s, the broker's part not counted. The message
+// of an error is one line that says what to do about it.
 absl::StatusOr<SessionParts> ConnectFromEnvironment();
 
 // The part after the lease is known.

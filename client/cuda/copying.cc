@@ -77,8 +77,8 @@ absl::Status CopyDeviceToHost(Session& session, void* to, CUdeviceptr from, size
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(to));
   RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
-  // All chunks are asked for at once, so that however long the copy is, it waits for one round trip.
-  // The deque keeps what is in it where it is.
+  // All chunks are asked for at once, so that however long the copy is, it waits for one round
+  // trip. The deque keeps what is in it where it is.
   std::deque<PendingReply> chunks;
   absl::Status status;
   for (size_t offset = 0; offset < bytes && status.ok(); offset += Session::kChunkBytes) {
@@ -125,11 +125,11 @@ absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void*
   // The bytes leave now, not when the stream gets there; a copy on the same stream that is still to
   // fill them would be too late.
   SettleDeliveries(session, from, bytes);
-  return session.SendBulk(
-      absl::MakeConstSpan(static_cast<const char*>(from), bytes), [&](size_t offset, size_t size) {
-        return wire::MemcpyHtoDAsyncV2Request{
-            .dstDevice = to + offset, .ByteCount = size, .hStream = stream};
-      });
+  return session.SendBulk(absl::MakeConstSpan(static_cast<const char*>(from), bytes),
+                          [&](size_t offset, size_t size) {
+                            return wire::MemcpyHtoDAsyncV2Request{
+                                .dstDevice = to + offset, .ByteCount = size, .hStream = stream};
+                          });
 }
 
 absl::Status CopyDeviceToHostAsync(Session& session, void* to, CUdeviceptr from, size_t bytes,

@@ -16,15 +16,14 @@ absl::Status Deliveries::Apply(uint64_t token, uint64_t offset, absl::Span<const
   MutexLock lock(&mutex_);
   const auto it = pending_.find(token);
   if (it == pending_.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("bytes came for delivery ", token,
-                                                   ", which nobody expects"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("bytes came for delivery ", token, ", which nobody expects"));
   }
   Destination& entry = it->second;
-  if (offset > entry.bytes || bytes.size() > entry.bytes - offset ||
-      bytes.size() > entry.missing) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("delivery ", token, " brings ", bytes.size(), " bytes at ", offset, " of ",
-                     entry.bytes, ", ", entry.missing, " of them missing"));
+  if (offset > entry.bytes || bytes.size() > entry.bytes - offset || bytes.size() > entry.missing) {
+    return absl::InvalidArgumentError(absl::StrCat("delivery ", token, " brings ", bytes.size(),
+                                                   " bytes at ", offset, " of ", entry.bytes, ", ",
+                                                   entry.missing, " of them missing"));
   }
   if (entry.memory != nullptr && !bytes.empty()) {
     std::memcpy(entry.memory + offset, bytes.data(), bytes.size());

@@ -11,8 +11,8 @@
 
 namespace fargpu::client {
 
-// Where the bytes of asynchronous device-to-host copies go. The program keeps the memory until it has
-// learned that the copy is done, and by protocol the bytes arrive before it can learn that.
+// Where the bytes of asynchronous device-to-host copies go. The program keeps the memory until it
+// has learned that the copy is done, and by protocol the bytes arrive before it can learn that.
 class Deliveries {
  public:
   // The token that the worker sends along with bytes for `destination`. Never 0.

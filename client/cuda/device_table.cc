@@ -9,9 +9,9 @@
 namespace fargpu::client {
 namespace {
 
-// Attributes that promise what a far card, or this version, cannot keep. A program that asks is told
-// so and takes another way; one that does not ask gets CUDA_ERROR_NOT_SUPPORTED from the calls.
-// Everything not listed is the card's own answer.
+// Attributes that promise what a far card, or this version, cannot keep. A program that asks is
+// told so and takes another way; one that does not ask gets CUDA_ERROR_NOT_SUPPORTED from the
+// calls. Everything not listed is the card's own answer.
 constexpr int kAttributesThatWeCannotKeep[] = {
     // Memory that CPU and card both see: it would have to be kept the same over the network.
     CU_DEVICE_ATTRIBUTE_INTEGRATED,
@@ -80,11 +80,10 @@ int DeviceTable::Attribute(CUdevice device, int attribute) const {
 std::vector<driver_abi::DeviceIdentity> DeviceTable::Identities() const {
   std::vector<driver_abi::DeviceIdentity> identities;
   for (CUdevice device = 0; device < count(); ++device) {
-    identities.push_back(
-        {.uuid = devices_[device].uuid,
-         .pci_domain = Attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
-         .pci_bus = Attribute(device, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
-         .pci_device = Attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)});
+    identities.push_back({.uuid = devices_[device].uuid,
+                          .pci_domain = Attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
+                          .pci_bus = Attribute(device, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+                          .pci_device = Attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)});
   }
   return identities;
 }

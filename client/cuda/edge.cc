@@ -11,6 +11,7 @@
 
 #include "client/cuda/connect.h"
 #include "client/cuda/export_table_host.h"
+#include "client/cuda/lease_helper.h"
 #include "client/cuda/session.h"
 #include "common/cuda_error.h"
 #include "common/fd.h"
@@ -27,8 +28,8 @@ enum class State {
   kEnded,   // our last act at the end of the process is done
 };
 
-// The one global of the library. C forces it on us: entry points have no object to be called on. Never
-// destroyed, because calls come in until the process has ended.
+// The one global of the library. C forces it on us: entry points have no object to be called on.
+// Never destroyed, because calls come in until the process has ended.
 struct Process {
   std::atomic<State> state{State::kBeforeInit};
   std::atomic<Session*> session{nullptr};
@@ -44,6 +45,7 @@ void AfterForkInChild() {
   if (process.state.load() != State::kReady) return;
   process.state.store(State::kForked);
   process.session.load()->AbandonAfterFork();
+  LeaveHelperAfterFork();
 }
 
 void WriteStats(const Session& session_const) {
@@ -54,15 +56,14 @@ void WriteStats(const Session& session_const) {
   if (path == nullptr || *path == '\0') return;
   UniqueFd fd(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   const absl::Status written =
-      fd.valid() ? WriteFully(fd.get(), text, absl::Now() + absl::Seconds(1))
-                 : ErrnoStatus("open");
+      fd.valid() ? WriteFully(fd.get(), text, absl::Now() + absl::Seconds(1)) : ErrnoStatus("open");
   if (!written.ok()) {
     FARGPU_LOG(kWarning, "FARGPU_STATS=", path, ": ", std::string(written.message()));
   }
 }
 
-// Runs when the dynamic loader finishes with us: after the exit handlers of the program and of every
-// copy of the runtime, whose last calls therefore still find their session.
+// Runs when the dynamic loader finishes with us: after the exit handlers of the program and of
+// every copy of the runtime, whose last calls therefore still find their session.
 __attribute__((destructor)) void EndProcess() {
   State ready = State::kReady;
   if (!process.state.compare_exchange_strong(ready, State::kEnded)) return;

@@ -8,7 +8,8 @@
 #include "absl/status/statusor.h"
 
 // The edge between the program and us: what is extern "C" goes through here, so that no exception
-// crosses it, every error is a CUresult, and calls that come too early or too late get CUDA's answers.
+// crosses it, every error is a CUresult, and calls that come too early or too late get CUDA's
+// answers.
 #define FARGPU_EXPORT __attribute__((visibility("default")))
 
 namespace fargpu::client {

@@ -95,13 +95,13 @@ Welcome FakeWorker::MakeWelcome() {
 }
 
 void FakeWorker::PlayCard() {
-  On<wire::MemAllocV2Request>([this](const wire::MemAllocV2Request& request,
-                                     wire::MemAllocV2Reply* reply, Call*) {
-    if (request.bytesize > memory_.size()) return CUDA_ERROR_OUT_OF_MEMORY;
-    reply->dptr = next_address_;
-    next_address_ += (request.bytesize + 255) / 256 * 256;
-    return CUDA_SUCCESS;
-  });
+  On<wire::MemAllocV2Request>(
+      [this](const wire::MemAllocV2Request& request, wire::MemAllocV2Reply* reply, Call*) {
+        if (request.bytesize > memory_.size()) return CUDA_ERROR_OUT_OF_MEMORY;
+        reply->dptr = next_address_;
+        next_address_ += (request.bytesize + 255) / 256 * 256;
+        return CUDA_SUCCESS;
+      });
   On<wire::MemGetInfoV2Request>(
       [this](const wire::MemGetInfoV2Request&, wire::MemGetInfoV2Reply* reply, Call*) {
         reply->free = memory_.size();
@@ -126,12 +126,12 @@ void FakeWorker::PlayCard() {
         call->reply_bulk.assign(from, from + request.ByteCount);
         return CUDA_SUCCESS;
       });
-  On<wire::MemcpyDtoHAsyncV2Request>([this](const wire::MemcpyDtoHAsyncV2Request& request,
-                                            wire::MemcpyDtoHAsyncV2Reply*, Call*) {
-    const char* from = memory(request.srcDevice);
-    deliveries_.push_back({request.delivery, request.offset, {from, from + request.ByteCount}});
-    return CUDA_SUCCESS;
-  });
+  On<wire::MemcpyDtoHAsyncV2Request>(
+      [this](const wire::MemcpyDtoHAsyncV2Request& request, wire::MemcpyDtoHAsyncV2Reply*, Call*) {
+        const char* from = memory(request.srcDevice);
+        deliveries_.push_back({request.delivery, request.offset, {from, from + request.ByteCount}});
+        return CUDA_SUCCESS;
+      });
   On<wire::LibraryLoadDataRequest>(
       [this](const wire::LibraryLoadDataRequest&, wire::LibraryLoadDataReply* reply, Call*) {
         reply->functions = functions;
@@ -168,8 +168,7 @@ void FakeWorker::Handle(const transport::IncomingFrame& frame) {
     ASSERT_NE(name, nullptr) << record.header.op;
     {
       MutexLock lock(&mutex_);
-      received_.push_back(
-          {name, record.header, next_call_, {call.bulk.begin(), call.bulk.end()}});
+      received_.push_back({name, record.header, next_call_, {call.bulk.begin(), call.bulk.end()}});
     }
     std::vector<char> fields;
     CUresult result = CUDA_SUCCESS;
@@ -196,10 +195,7 @@ void FakeWorker::Handle(const transport::IncomingFrame& frame) {
     header.size = static_cast<uint32_t>(body.size());
     std::memcpy(body.data(), &header, sizeof(header));
     const std::vector<char>& bulk = kept_.emplace_back(std::move(call.reply_bulk));
-    link_ptr_.load()
-        ->Send(wire::FrameKind::kReplies, 1, 0, body, bulk)
-        .status()
-        .IgnoreError();
+    link_ptr_.load()->Send(wire::FrameKind::kReplies, 1, 0, body, bulk).status().IgnoreError();
   }
   EXPECT_TRUE(rest.empty());
 }

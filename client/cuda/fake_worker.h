@@ -20,8 +20,8 @@
 namespace fargpu::client {
 
 // A worker inside the test's process: takes the calls of a session from an in-process connection,
-// plays a card with a little memory, and answers at once. What it does on a call can be changed with
-// On(), before the first call.
+// plays a card with a little memory, and answers at once. What it does on a call can be changed
+// with On(), before the first call.
 class FakeWorker {
  public:
 #if defined(__SANITIZE_THREAD__)
@@ -92,8 +92,8 @@ class FakeWorker {
   void Die();
 
  private:
-  using Handler =
-      std::function<CUresult(absl::Span<const char> payload, Call* call, std::vector<char>* fields)>;
+  using Handler = std::function<CUresult(absl::Span<const char> payload, Call* call,
+                                         std::vector<char>* fields)>;
   struct PendingDelivery {
     uint64_t token;
     uint64_t offset;

@@ -11,11 +11,13 @@
 // What calls about functions and kernels share: one object is both.
 namespace fargpu::client {
 
-absl::Status FunctionAttribute(const Function& function, CUfunction_attribute attribute, int* value);
+absl::Status FunctionAttribute(const Function& function, CUfunction_attribute attribute,
+                               int* value);
 // Checks what CUDA refuses at once, and keeps the value for later questions.
 absl::Status SetFunctionAttribute(Session& session, Function& function,
                                   CUfunction_attribute attribute, int value, CUdevice device);
-absl::Status FunctionParameter(const Function& function, size_t index, size_t* offset, size_t* size);
+absl::Status FunctionParameter(const Function& function, size_t index, size_t* offset,
+                               size_t* size);
 
 // Adds the functions that a load's reply lists.
 absl::Status AddListedFunctions(Session& session, FunctionSet* set,

@@ -18,8 +18,7 @@ absl::StatusOr<std::unique_ptr<HandleArena>> HandleArena::Create(size_t slots) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return ErrnoStatus("reserve addresses for handles");
-  return std::unique_ptr<HandleArena>(
-      new HandleArena(reinterpret_cast<uintptr_t>(memory), bytes));
+  return std::unique_ptr<HandleArena>(new HandleArena(reinterpret_cast<uintptr_t>(memory), bytes));
 }
 
 HandleArena::~HandleArena() { munmap(reinterpret_cast<void*>(begin_), bytes_); }

@@ -25,11 +25,11 @@ enum class HandleKind : uint32_t {
 // What stands behind a handle that the program has. The address of the slot is the handle.
 struct alignas(64) HandleSlot {
   std::atomic<HandleKind> kind{HandleKind::kNone};
-  uint32_t flags = 0;          // as given to the call that created it
-  int32_t priority = 0;        // streams
-  uint64_t id = 0;             // on the wire
+  uint32_t flags = 0;           // as given to the call that created it
+  int32_t priority = 0;         // streams
+  uint64_t id = 0;              // on the wire
   CUcontext context = nullptr;  // the current context at creation
-  void* object = nullptr;      // contexts, modules, libraries, functions
+  void* object = nullptr;       // contexts, modules, libraries, functions
 };
 static_assert(sizeof(HandleSlot) == 64);
 

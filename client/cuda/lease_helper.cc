@@ -2,14 +2,15 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
-#include <poll.h>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -28,6 +29,9 @@ namespace {
 // not held for ever by a helper that says nothing.
 constexpr absl::Duration kLimit = absl::Minutes(60);
 constexpr size_t kMaxLeaseBytes = 64 << 10;
+
+// Our end of the helper's input. Open as long as this process is.
+std::atomic<int> helper_input{-1};
 
 std::string FindHelper() {
   if (const char* named = std::getenv("FARGPU_LEASE_HELPER"); named != nullptr && *named != '\0') {
@@ -110,8 +114,7 @@ absl::StatusOr<LeaseFile> LeaseFromHelper(const std::string& broker) {
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
   char* arguments[] = {const_cast<char*>("fargpu-lease"), nullptr};
   pid_t pid = 0;
-  const int error =
-      posix_spawnp(&pid, helper.c_str(), &actions, &attributes, arguments, environ);
+  const int error = posix_spawnp(&pid, helper.c_str(), &actions, &attributes, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {
@@ -126,12 +129,15 @@ absl::StatusOr<LeaseFile> LeaseFromHelper(const std::string& broker) {
   if (!text.ok()) return HelperFailed(pid, helper, text.status().message());
   absl::StatusOr<LeaseFile> lease = ParseLeaseFile(*text);
   if (!lease.ok()) {
-    return HelperFailed(pid, helper,
-                        text->empty() ? "it gave none" : lease.status().message());
+    return HelperFailed(pid, helper, text->empty() ? "it gave none" : lease.status().message());
   }
-  // Kept open on purpose: the helper reads from it until this process is gone.
-  input.write.release();
+  helper_input.store(input.write.release());
   return lease;
+}
+
+void LeaveHelperAfterFork() {
+  const int fd = helper_input.exchange(-1);
+  if (fd >= 0) close(fd);
 }
 
 }  // namespace fargpu::client

@@ -17,8 +17,7 @@ absl::Status MemoryTable::Insert(MemoryRange range) {
   MutexLock lock(&mutex_);
   const auto next = ranges_.lower_bound(range.begin);
   const bool hits_next = next != ranges_.end() && next->first < range.end();
-  const bool hits_previous =
-      next != ranges_.begin() && std::prev(next)->second.end() > range.begin;
+  const bool hits_previous = next != ranges_.begin() && std::prev(next)->second.end() > range.begin;
   if (hits_next || hits_previous) {
     return CudaError(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                      absl::StrCat("memory at 0x", absl::Hex(range.begin), " of ", range.bytes,
@@ -56,8 +55,7 @@ void MemoryTable::RemoveContext(CUcontext context) {
 
 absl::StatusOr<AddressWindow> AddressWindow::Reserve(uint64_t base, uint64_t bytes) {
   if (bytes == 0) return AddressWindow();
-  const std::string where =
-      absl::StrCat("0x", absl::Hex(base), " to 0x", absl::Hex(base + bytes));
+  const std::string where = absl::StrCat("0x", absl::Hex(base), " to 0x", absl::Hex(base + bytes));
   if (base % 4096 != 0 || bytes % 4096 != 0 || base + bytes < base) {
     return absl::InvalidArgumentError(
         absl::StrCat("the window of device addresses, ", where, ", is no range of pages"));

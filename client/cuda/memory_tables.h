@@ -18,10 +18,11 @@ struct MemoryRange {
   size_t bytes = 0;
   CUcontext context = nullptr;  // current when it was made
   int device = 0;
-  unsigned flags = 0;     // host memory: as given
-  uint64_t number = 0;    // never used again for another
-  bool ours = false;      // host memory: cuMemHostAlloc made it; else the program registered its own
-  bool reserved = false;  // device memory: an address range of cuMemAddressReserve, not an allocation
+  unsigned flags = 0;   // host memory: as given
+  uint64_t number = 0;  // never used again for another
+  bool ours = false;    // host memory: cuMemHostAlloc made it; else the program registered its own
+  bool reserved =
+      false;  // device memory: an address range of cuMemAddressReserve, not an allocation
   bool variable = false;  // device memory: of a module, which the program cannot free
   uintptr_t end() const { return begin + bytes; }
 };
@@ -49,7 +50,8 @@ class MemoryTable {
 // an address tells by itself on which side it lies, and a wrong access from the CPU faults.
 class AddressWindow {
  public:
-  // kFailedPrecondition, naming the range, if something lies there already. Size 0 reserves nothing.
+  // kFailedPrecondition, naming the range, if something lies there already. Size 0 reserves
+  // nothing.
   static absl::StatusOr<AddressWindow> Reserve(uint64_t base, uint64_t bytes);
   AddressWindow() = default;
   AddressWindow(AddressWindow&& other) noexcept;

@@ -36,7 +36,7 @@ struct Function {
   wire::FunctionId id;
   std::string name;
   CUfunction handle = nullptr;
-  CUmodule module = nullptr;    // one of the two is set
+  CUmodule module = nullptr;  // one of the two is set
   CUlibrary library = nullptr;
   std::vector<uint32_t> param_offsets;
   std::vector<uint32_t> param_sizes;
@@ -51,10 +51,10 @@ struct Function {
   }
 };
 
-// The functions of a module or library. Those of a library are known only when the reply to its load
-// has come, which is waited for as late as possible.
+// The functions of a module or library. Those of a library are known only when the reply to its
+// load has come, which is waited for as late as possible.
 struct FunctionSet {
-  wire::FunctionId first;       // function i of the load's reply has the id first + i
+  wire::FunctionId first;  // function i of the load's reply has the id first + i
   CUmodule module = nullptr;
   CUlibrary library = nullptr;
 
@@ -70,7 +70,8 @@ struct FunctionSet {
 struct Module {
   wire::ModuleId id;
   CUmodule handle = nullptr;
-  CUlibrary library = nullptr;  // set if it is the module of a library, which then owns the functions
+  CUlibrary library =
+      nullptr;  // set if it is the module of a library, which then owns the functions
   FunctionSet functions;
 };
 

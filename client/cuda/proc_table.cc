@@ -17,9 +17,10 @@ extern "C" {
 
 const driver_abi::ProcRow kRows[] = {
 #define X(name, symbol, since) {name, #symbol, since, reinterpret_cast<void*>(&symbol), 0, nullptr},
-#define X_TWIN(name, symbol, since, twin, twin_since)              \
-  {name, #symbol, since, reinterpret_cast<void*>(&symbol), twin_since, \
-   reinterpret_cast<void*>(&twin)},
+#define X_TWIN(name, symbol, since, twin, twin_since) \
+  {name,       #symbol,                               \
+   since,      reinterpret_cast<void*>(&symbol),      \
+   twin_since, reinterpret_cast<void*>(&twin)},
 #include "proc_address_rows.inc"
 #undef X
 #undef X_TWIN

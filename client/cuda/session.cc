@@ -41,9 +41,8 @@ void Publish(HandleSlot* slot, HandleKind kind, uint64_t id, void* object) {
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(SessionParts parts) {
   ASSIGN_OR_RETURN(std::unique_ptr<HandleArena> arena, HandleArena::Create());
-  ASSIGN_OR_RETURN(
-      AddressWindow window,
-      AddressWindow::Reserve(parts.welcome.window_base, parts.welcome.window_bytes));
+  ASSIGN_OR_RETURN(AddressWindow window,
+                   AddressWindow::Reserve(parts.welcome.window_base, parts.welcome.window_bytes));
   std::unique_ptr<Session> session(
       new Session(std::move(parts), std::move(arena), std::move(window)));
   RETURN_IF_ERROR(session->MakePrimaryContexts());
@@ -293,7 +292,8 @@ void Session::Delete(Library* library) {
   }
   {
     MutexLock lock(&library->functions.mutex);
-    if (library->functions.pending != nullptr) calls_.Abandon(std::move(library->functions.pending));
+    if (library->functions.pending != nullptr)
+      calls_.Abandon(std::move(library->functions.pending));
     for (const auto& function : library->functions.functions) {
       if (HandleSlot* slot = arena_->Find(function->handle, HandleKind::kFunction)) {
         arena_->Free(slot);
@@ -306,9 +306,9 @@ void Session::Delete(Library* library) {
 absl::StatusOr<Function*> Session::AddFunction(FunctionSet* set, const wire::FunctionInfo& info,
                                                wire::FunctionId id) {
   if (info.param_offsets.size() != info.param_sizes.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "function ", info.name, " has ", info.param_offsets.size(), " parameter offsets and ",
-        info.param_sizes.size(), " sizes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("function ", info.name, " has ", info.param_offsets.size(),
+                     " parameter offsets and ", info.param_sizes.size(), " sizes"));
   }
   auto function = std::make_unique<Function>();
   function->id = id;

@@ -45,8 +45,8 @@ struct SessionParts {
   transport::LinkOptions link_options;
 };
 
-// A program's session with one worker: its devices, the objects it made there and the calls on their
-// way. Edge functions reach it through AtCudaEdge(). Any thread may call anything.
+// A program's session with one worker: its devices, the objects it made there and the calls on
+// their way. Edge functions reach it through AtCudaEdge(). Any thread may call anything.
 class Session {
  public:
   // Ids below are CUDA's special stream handles.
@@ -115,8 +115,8 @@ class Session {
     wire::CallHeader header;
     RETURN_IF_ERROR(
         FillHeader(std::invoke_result_t<MakeRequest, size_t, size_t>::kNeedsContext, &header));
-    const auto how = bytes.size() <= kCopiedBytes ? CallStream::Bulk::kCopied
-                                                  : CallStream::Bulk::kBorrowed;
+    const auto how =
+        bytes.size() <= kCopiedBytes ? CallStream::Bulk::kCopied : CallStream::Bulk::kBorrowed;
     std::vector<transport::SendTicket> tickets;
     for (size_t offset = 0; offset < bytes.size(); offset += kChunkBytes) {
       const size_t size = std::min(kChunkBytes, bytes.size() - offset);
@@ -156,8 +156,8 @@ class Session {
                                         wire::FunctionId id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(set->mutex);
   // Waits for the reply to a library's load if it has not been taken yet. The load's own result.
-  absl::Status EnsureLoaded(Library* library) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
-      library->functions.mutex);
+  absl::Status EnsureLoaded(Library* library)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(library->functions.mutex);
 
   uint64_t NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
   wire::FunctionId NewFunctionIds() {

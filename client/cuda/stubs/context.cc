@@ -90,8 +90,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     Context* context = session.primary(dev);
     MutexLock lock(&session.context_mutex());
     if (!context->active.load(std::memory_order_relaxed)) {
-      RETURN_IF_ERROR(session.Send(
-          wire::DevicePrimaryCtxRetainRequest{.context = context->id, .device = dev}));
+      RETURN_IF_ERROR(
+          session.Send(wire::DevicePrimaryCtxRetainRequest{.context = context->id, .device = dev}));
       context->active.store(true, std::memory_order_release);
     }
     ++context->retained;
@@ -113,8 +113,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
         return absl::OkStatus();
       }
       context->active.store(false, std::memory_order_release);
-      RETURN_IF_ERROR(
-          session.Send(wire::DevicePrimaryCtxReleaseV2Request{.context = context->id}));
+      RETURN_IF_ERROR(session.Send(wire::DevicePrimaryCtxReleaseV2Request{.context = context->id}));
     }
     driver_abi::DestroyContextStorage(context->handle);
     session.device_memory().RemoveContext(context->handle);

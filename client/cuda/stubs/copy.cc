@@ -82,8 +82,8 @@ CUresult cuMemcpyDtoH_v2(DefaultStream default_stream, void* dstHost, CUdevicept
   });
 }
 
-CUresult cuMemcpyDtoD_v2(DefaultStream default_stream, CUdeviceptr dstDevice,
-                         CUdeviceptr srcDevice, size_t ByteCount) {
+CUresult cuMemcpyDtoD_v2(DefaultStream default_stream, CUdeviceptr dstDevice, CUdeviceptr srcDevice,
+                         size_t ByteCount) {
   return AtCudaEdge("cuMemcpyDtoD_v2", [&](Session& session) {
     return CopyDeviceToDevice(session, dstDevice, srcDevice, ByteCount, default_stream);
   });

@@ -174,7 +174,8 @@ CUresult cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev) {
   });
 }
 
-// Cards of one lease may be in different machines one day; copies between them go through the worker.
+// Cards of one lease may be in different machines one day; copies between them go through the
+// worker.
 CUresult cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDev) {
   return AtCudaEdge("cuDeviceCanAccessPeer", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(canAccessPeer, "canAccessPeer"));

@@ -94,17 +94,17 @@ absl::Status PointerAttribute(const PointerFacts& facts, CUpointer_attribute att
                               CUdeviceptr ptr, void* data) {
   const std::optional<MemoryRange>& range = facts.range();
   const auto none = [&] {
-    return CudaError(CUDA_ERROR_INVALID_VALUE,
-                     absl::StrCat("0x", absl::Hex(ptr), " has no attribute ",
-                                  static_cast<int>(attribute)));
+    return CudaError(
+        CUDA_ERROR_INVALID_VALUE,
+        absl::StrCat("0x", absl::Hex(ptr), " has no attribute ", static_cast<int>(attribute)));
   };
   if (!range.has_value()) return none();
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       return Give(data, range->context);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return Give<unsigned>(data, facts.device.has_value() ? CU_MEMORYTYPE_DEVICE
-                                                           : CU_MEMORYTYPE_HOST);
+      return Give<unsigned>(data,
+                            facts.device.has_value() ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       // Host memory is not mapped on the card.
       if (!facts.device.has_value()) return none();
@@ -274,9 +274,9 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
     // The only one that can be set. Synchronous copies are synchronous already.
     if (attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ||
         !session.device_memory().Find(ptr).has_value()) {
-      return CudaError(CUDA_ERROR_INVALID_VALUE,
-                       absl::StrCat("attribute ", static_cast<int>(attribute), " of 0x",
-                                    absl::Hex(ptr)));
+      return CudaError(
+          CUDA_ERROR_INVALID_VALUE,
+          absl::StrCat("attribute ", static_cast<int>(attribute), " of 0x", absl::Hex(ptr)));
     }
     return absl::OkStatus();
   });

@@ -1,5 +1,5 @@
-// Kernel launches and occupancy. A launch carries the bytes of its parameters, whose layout came with
-// the function, and is not waited for; what CUDA refuses at once is refused here.
+// Kernel launches and occupancy. A launch carries the bytes of its parameters, whose layout came
+// with the function, and is not waited for; what CUDA refuses at once is refused here.
 #include <array>
 #include <cstring>
 #include <deque>
@@ -30,7 +30,8 @@ using ParameterBytes = absl::InlinedVector<char, 512>;
 
 absl::Status CheckGeometry(Session& session, const Function& function, const Geometry& geometry) {
   const auto refuse = [&](const std::string& why) {
-    return CudaError(CUDA_ERROR_INVALID_VALUE, absl::StrCat("launch of ", function.name, ": ", why));
+    return CudaError(CUDA_ERROR_INVALID_VALUE,
+                     absl::StrCat("launch of ", function.name, ": ", why));
   };
   ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
   const auto limit = [&](int attribute) -> uint64_t {
@@ -42,21 +43,20 @@ absl::Status CheckGeometry(Session& session, const Function& function, const Geo
   for (int i = 0; i < 3; ++i) {
     const uint64_t most_blocks = limit(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i);
     if (geometry.grid[i] == 0 || geometry.grid[i] > most_blocks) {
-      return refuse(absl::StrCat("grid dimension ", i, " is ", geometry.grid[i], ", limit ",
-                                 most_blocks));
+      return refuse(
+          absl::StrCat("grid dimension ", i, " is ", geometry.grid[i], ", limit ", most_blocks));
     }
     const uint64_t most_threads = limit(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i);
     if (geometry.block[i] == 0 || geometry.block[i] > most_threads) {
-      return refuse(absl::StrCat("block dimension ", i, " is ", geometry.block[i], ", limit ",
-                                 most_threads));
+      return refuse(
+          absl::StrCat("block dimension ", i, " is ", geometry.block[i], ", limit ", most_threads));
     }
     threads *= geometry.block[i];
   }
   const int of_function = function.attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-  const uint64_t most =
-      std::min(limit(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
-               of_function > 0 ? static_cast<uint64_t>(of_function)
-                               : std::numeric_limits<uint64_t>::max());
+  const uint64_t most = std::min(
+      limit(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+      of_function > 0 ? static_cast<uint64_t>(of_function) : std::numeric_limits<uint64_t>::max());
   if (threads > most) return refuse(absl::StrCat(threads, " threads in a block, limit ", most));
   // What the function has raised its limit to, or else what every function may have.
   const auto dynamic = static_cast<uint64_t>(
@@ -129,8 +129,7 @@ enum class Cooperative { kNo, kYes };
 
 absl::Status Launch(Session& session, CUfunction f, const Geometry& geometry, CUstream stream,
                     DefaultStream default_stream, Cooperative cooperative,
-                    const std::vector<CUlaunchAttribute>& attributes, void** params,
-                    void** extra) {
+                    const std::vector<CUlaunchAttribute>& attributes, void** params, void** extra) {
   ASSIGN_OR_RETURN(const Function* function, session.FindFunction(f));
   wire::StreamId stream_id;
   RETURN_IF_ERROR(session.ToWire(stream, default_stream, &stream_id));
@@ -161,8 +160,8 @@ absl::Status Launch(Session& session, CUfunction f, const Geometry& geometry, CU
   return session.Send(request);
 }
 
-// Which attributes of a launch travel. Those that only change speed stay here; those that would change
-// what the program can observe, and cannot be kept, are refused.
+// Which attributes of a launch travel. Those that only change speed stay here; those that would
+// change what the program can observe, and cannot be kept, are refused.
 absl::Status TakeLaunchAttributes(const CUlaunchConfig& config, Cooperative* cooperative,
                                   std::vector<CUlaunchAttribute>* travelling) {
   if (config.numAttrs > 0) RETURN_IF_ERROR(NotNull(config.attrs, "config->attrs"));
@@ -225,11 +224,10 @@ CUresult cuLaunchKernel(DefaultStream default_stream, CUfunction f, unsigned int
                         unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes,
                         CUstream hStream, void** kernelParams, void** extra) {
   return AtCudaEdge("cuLaunchKernel", [&](Session& session) {
-    const Geometry geometry = {{gridDimX, gridDimY, gridDimZ},
-                               {blockDimX, blockDimY, blockDimZ},
-                               sharedMemBytes};
-    return Launch(session, f, geometry, hStream, default_stream, Cooperative::kNo, {},
-                  kernelParams, extra);
+    const Geometry geometry = {
+        {gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes};
+    return Launch(session, f, geometry, hStream, default_stream, Cooperative::kNo, {}, kernelParams,
+                  extra);
   });
 }
 
@@ -240,9 +238,8 @@ CUresult cuLaunchCooperativeKernel(DefaultStream default_stream, CUfunction f,
                                    unsigned int sharedMemBytes, CUstream hStream,
                                    void** kernelParams) {
   return AtCudaEdge("cuLaunchCooperativeKernel", [&](Session& session) {
-    const Geometry geometry = {{gridDimX, gridDimY, gridDimZ},
-                               {blockDimX, blockDimY, blockDimZ},
-                               sharedMemBytes};
+    const Geometry geometry = {
+        {gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes};
     return Launch(session, f, geometry, hStream, default_stream, Cooperative::kYes, {},
                   kernelParams, nullptr);
   });
@@ -263,25 +260,23 @@ CUresult cuLaunchKernelEx(DefaultStream default_stream, const CUlaunchConfig* co
   });
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks, CUfunction func,
-                                                     int blockSize, size_t dynamicSMemSize) {
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks, CUfunction func, int blockSize,
+                                                     size_t dynamicSMemSize) {
   return api::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
       numBlocks, func, blockSize, dynamicSMemSize, CU_OCCUPANCY_DEFAULT);
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks, CUfunction func,
-                                                              int blockSize,
-                                                              size_t dynamicSMemSize,
+                                                              int blockSize, size_t dynamicSMemSize,
                                                               unsigned int flags) {
-  return AtCudaEdge(
-      "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-      [&](Session& session) -> absl::Status {
-        RETURN_IF_ERROR(NotNull(numBlocks, "numBlocks"));
-        ASSIGN_OR_RETURN(const Function* function, session.FindFunction(func));
-        ASSIGN_OR_RETURN(*numBlocks,
-                         ActiveBlocks(session, *function, blockSize, dynamicSMemSize, flags));
-        return absl::OkStatus();
-      });
+  return AtCudaEdge("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
+                    [&](Session& session) -> absl::Status {
+                      RETURN_IF_ERROR(NotNull(numBlocks, "numBlocks"));
+                      ASSIGN_OR_RETURN(const Function* function, session.FindFunction(func));
+                      ASSIGN_OR_RETURN(*numBlocks, ActiveBlocks(session, *function, blockSize,
+                                                                dynamicSMemSize, flags));
+                      return absl::OkStatus();
+                    });
 }
 
 CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunction func,
@@ -303,8 +298,8 @@ CUresult cuOccupancyMaxPotentialBlockSize(int* minGridSize, int* blockSize, CUfu
                                           CUoccupancyB2DSize blockSizeToDynamicSMemSize,
                                           size_t dynamicSMemSize, int blockSizeLimit) {
   return api::cuOccupancyMaxPotentialBlockSizeWithFlags(minGridSize, blockSize, func,
-                                                   blockSizeToDynamicSMemSize, dynamicSMemSize,
-                                                   blockSizeLimit, CU_OCCUPANCY_DEFAULT);
+                                                        blockSizeToDynamicSMemSize, dynamicSMemSize,
+                                                        blockSizeLimit, CU_OCCUPANCY_DEFAULT);
 }
 
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGridSize, int* blockSize,
@@ -339,14 +334,13 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGridSize, int* blockS
              block = block % warp != 0 ? block / warp * warp : block - warp) {
           Question& question = questions.emplace_back();
           question.block = block;
-          status = session.Send(
-              Request{.function = function->id,
-                      .blockSize = block,
-                      .dynamicSMemSize = blockSizeToDynamicSMemSize != nullptr
-                                             ? blockSizeToDynamicSMemSize(block)
-                                             : dynamicSMemSize,
-                      .flags = flags},
-              &question.pending);
+          status = session.Send(Request{.function = function->id,
+                                        .blockSize = block,
+                                        .dynamicSMemSize = blockSizeToDynamicSMemSize != nullptr
+                                                               ? blockSizeToDynamicSMemSize(block)
+                                                               : dynamicSMemSize,
+                                        .flags = flags},
+                                &question.pending);
           if (!status.ok()) questions.pop_back();
         }
         session.calls().CountRoundTrip();

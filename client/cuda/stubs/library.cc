@@ -1,5 +1,5 @@
-// Libraries and their kernels. A load is not waited for: its reply brings what the first question about
-// a kernel needs, and is waited for there.
+// Libraries and their kernels. A load is not waited for: its reply brings what the first question
+// about a kernel needs, and is waited for there.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -130,8 +130,7 @@ CUresult cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
   });
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library,
-                            const char* name) {
+CUresult cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
   return AtCudaEdge("cuLibraryGetGlobal", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(name, "name"));
     ASSIGN_OR_RETURN(const Library* found, session.FindLibrary(library));
@@ -166,8 +165,7 @@ CUresult cuKernelGetLibrary(CUlibrary* pLib, CUkernel kernel) {
   });
 }
 
-CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel,
-                              CUdevice dev) {
+CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
   return AtCudaEdge("cuKernelGetAttribute", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(pi, "pi"));
     RETURN_IF_ERROR(session.devices().Check(dev));
@@ -176,8 +174,7 @@ CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel ker
   });
 }
 
-CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel,
-                              CUdevice dev) {
+CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev) {
   return AtCudaEdge("cuKernelSetAttribute", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(session.devices().Check(dev));
     ASSIGN_OR_RETURN(Function * function, session.FindFunction(AsFunction(kernel)));

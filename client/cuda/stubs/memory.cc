@@ -12,10 +12,8 @@ namespace {
 
 absl::Status Remember(Session& session, CUdeviceptr dptr, size_t bytes) {
   ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
-  const absl::Status inserted = session.device_memory().Insert({.begin = dptr,
-                                                                .bytes = bytes,
-                                                                .context = context->handle,
-                                                                .device = context->device});
+  const absl::Status inserted = session.device_memory().Insert(
+      {.begin = dptr, .bytes = bytes, .context = context->handle, .device = context->device});
   const bool inside = !session.window().known() || session.window().Contains(dptr);
   if (inserted.ok() && inside && dptr != 0) return absl::OkStatus();
   session.calls().Distrust(absl::InvalidArgumentError(
@@ -66,8 +64,7 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   return AtCudaEdge("cuMemFree_v2", [&](Session& session) -> absl::Status {
     if (dptr == 0) return absl::OkStatus();
     const std::optional<MemoryRange> range = session.device_memory().Find(dptr);
-    if (!range.has_value() || range->begin != dptr || range->reserved ||
-        range->variable) {
+    if (!range.has_value() || range->begin != dptr || range->reserved || range->variable) {
       return CudaError(CUDA_ERROR_INVALID_VALUE,
                        absl::StrCat("0x", absl::Hex(dptr), " begins no allocation"));
     }

@@ -160,8 +160,7 @@ CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name)
     wire::ModuleGetFunctionReply reply;
     RETURN_IF_ERROR(session.Call(request, &reply));
     reply.info.name = name;
-    const absl::StatusOr<Function*> added =
-        session.AddFunction(set, reply.info, request.function);
+    const absl::StatusOr<Function*> added = session.AddFunction(set, reply.info, request.function);
     if (absl::IsInvalidArgument(added.status())) {
       session.calls().Distrust(added.status());
       return session.calls().status();

@@ -1,5 +1,5 @@
-// Streams: creation, and what is known of them here. Stream capture is not supported, so the answer to
-// every question about it is "none".
+// Streams: creation, and what is known of them here. Stream capture is not supported, so the answer
+// to every question about it is "none".
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -65,11 +65,11 @@ CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int 
     ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
     const DeviceInfo& device = session.devices()[context->device];
     // As CUDA documents: priorities outside the range become the nearest in it. Less is more.
-    const int clamped = std::max(std::min(priority, device.least_stream_priority),
-                                 device.greatest_stream_priority);
-    return CreateStream(
-        session, wire::StreamCreateWithPriorityRequest{.flags = flags, .priority = clamped},
-        phStream, flags, clamped);
+    const int clamped =
+        std::max(std::min(priority, device.least_stream_priority), device.greatest_stream_priority);
+    return CreateStream(session,
+                        wire::StreamCreateWithPriorityRequest{.flags = flags, .priority = clamped},
+                        phStream, flags, clamped);
   });
 }
 
@@ -120,8 +120,8 @@ CUresult cuStreamGetId(DefaultStream default_stream, CUstream hStream,
     // Each context has a legacy default stream, and each thread in it one of its own.
     ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
     const bool per_thread = hStream == CU_STREAM_PER_THREAD || id.value == 2;
-    *streamId = (uint64_t{1} << 63) | context->id.value << 32 |
-                (per_thread ? CurrentThread().number : 0);
+    *streamId =
+        (uint64_t{1} << 63) | context->id.value << 32 | (per_thread ? CurrentThread().number : 0);
     return absl::OkStatus();
   });
 }
@@ -166,8 +166,8 @@ CUresult cuStreamGetCaptureInfo_v2(DefaultStream default_stream, CUstream hStrea
                                    CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
                                    CUgraph* graph_out, const CUgraphNode** dependencies_out,
                                    size_t* numDependencies_out) {
-  const CUresult result = NoCapture("cuStreamGetCaptureInfo_v2", default_stream, hStream,
-                                    captureStatus_out, id_out);
+  const CUresult result =
+      NoCapture("cuStreamGetCaptureInfo_v2", default_stream, hStream, captureStatus_out, id_out);
   if (result != CUDA_SUCCESS) return result;
   if (graph_out != nullptr) *graph_out = nullptr;
   if (dependencies_out != nullptr) *dependencies_out = nullptr;
@@ -181,8 +181,8 @@ CUresult cuStreamGetCaptureInfo_v3(DefaultStream default_stream, CUstream hStrea
                                    const CUgraphEdgeData** edgeData_out,
                                    size_t* numDependencies_out) {
   if (edgeData_out != nullptr) *edgeData_out = nullptr;
-  return api::cuStreamGetCaptureInfo_v2(default_stream, hStream, captureStatus_out, id_out, graph_out,
-                                   dependencies_out, numDependencies_out);
+  return api::cuStreamGetCaptureInfo_v2(default_stream, hStream, captureStatus_out, id_out,
+                                        graph_out, dependencies_out, numDependencies_out);
 }
 
 }  // namespace fargpu::client::api

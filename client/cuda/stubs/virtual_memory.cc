@@ -1,5 +1,5 @@
-// The virtual memory calls. A CUmemGenericAllocationHandle is a number in CUDA, and here the id on the
-// wire itself; the worker refuses numbers that it does not know.
+// The virtual memory calls. A CUmemGenericAllocationHandle is a number in CUDA, and here the id on
+// the wire itself; the worker refuses numbers that it does not know.
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,9 +20,8 @@ absl::Status CheckProp(Session& session, const CUmemAllocationProp* prop) {
   if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
     return session.devices().Check(prop->location.id);
   }
-  return CudaError(CUDA_ERROR_NOT_SUPPORTED,
-                   absl::StrCat("memory at a location of type ",
-                                static_cast<int>(prop->location.type)));
+  return CudaError(CUDA_ERROR_NOT_SUPPORTED, absl::StrCat("memory at a location of type ",
+                                                          static_cast<int>(prop->location.type)));
 }
 
 }  // namespace
@@ -42,9 +41,9 @@ CUresult cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CU
     const absl::Status inserted =
         session.device_memory().Insert({.begin = reply.ptr, .bytes = size, .reserved = true});
     if (!inside || !inserted.ok()) {
-      session.calls().Distrust(absl::InvalidArgumentError(absl::StrCat(
-          "the worker reserves ", size, " bytes at 0x", absl::Hex(reply.ptr),
-          inside ? ", which overlaps what it gave before" : ", outside the window")));
+      session.calls().Distrust(absl::InvalidArgumentError(
+          absl::StrCat("the worker reserves ", size, " bytes at 0x", absl::Hex(reply.ptr),
+                       inside ? ", which overlaps what it gave before" : ", outside the window")));
       return session.calls().status();
     }
     *ptr = reply.ptr;
