@@ -198,12 +198,23 @@ std::shared_ptr<Stream> Context::CreateStream(unsigned stream_flags, int priorit
 
 void Context::ForgetStream(const std::shared_ptr<Stream>& stream) {
   MutexLock lock(&mutex_);
-  // Streams that were destroyed while busy stay until they are idle: synchronisation and the legacy
-  // stream still have to wait for them. Whoever destroys the next one tidies up.
   stream->destroyed = true;
+  DropDeadStreams();
+}
+
+void Context::ForgetThread(uint64_t thread) {
+  MutexLock lock(&mutex_);
+  const auto found = per_thread_.find(thread);
+  if (found == per_thread_.end()) return;
+  found->second->destroyed = true;
+  per_thread_.erase(found);
+  DropDeadStreams();
+}
+
+void Context::DropDeadStreams() {
   streams_.erase(std::remove_if(streams_.begin(), streams_.end(),
-                                [](const std::shared_ptr<Stream>& other) {
-                                  return other->destroyed && other->queue->idle();
+                                [](const std::shared_ptr<Stream>& stream) {
+                                  return stream->destroyed && stream->queue->idle();
                                 }),
                  streams_.end());
 }

@@ -114,6 +114,8 @@ class Context : public std::enable_shared_from_this<Context> {
   const std::shared_ptr<Stream>& legacy_stream() const { return legacy_; }
   // The calling thread's default stream, made on first use.
   std::shared_ptr<Stream> PerThreadStream();
+  // The thread of that number has ended, and its default stream with it.
+  void ForgetThread(uint64_t thread);
   std::shared_ptr<Stream> CreateStream(unsigned stream_flags, int priority);
   // The stream takes no new work; what is queued still runs.
   void ForgetStream(const std::shared_ptr<Stream>& stream);
@@ -130,6 +132,9 @@ class Context : public std::enable_shared_from_this<Context> {
     return failed() || cancelled_.load(std::memory_order_acquire);
   }
   void RunWork(const StreamWork& work);
+  // Drops streams that were destroyed and have run dry. Busy ones stay: synchronisation and the
+  // legacy stream still have to wait for them.
+  void DropDeadStreams() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What work on `stream` has to wait for beside the stream itself.
   std::vector<WorkQueue::Dependency> ImplicitDependencies(const Stream& stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -34,13 +34,20 @@ std::atomic<bool> forked{false};
 // the last calls come in. A pthread key frees the stack when its thread ends.
 thread_local std::vector<CUcontext>* current_contexts = nullptr;
 
+void EndThread(void* stack) {
+  current_contexts = nullptr;
+  delete static_cast<std::vector<CUcontext>*>(stack);
+  Driver* const driver = Driver::Get();
+  if (driver == nullptr) return;
+  for (const std::shared_ptr<Context>& context : driver->contexts.All()) {
+    context->ForgetThread(ThreadNumber());
+  }
+}
+
 pthread_key_t StackKey() {
   static const pthread_key_t key = [] {
     pthread_key_t created;
-    pthread_key_create(&created, [](void* stack) {
-      current_contexts = nullptr;
-      delete static_cast<std::vector<CUcontext>*>(stack);
-    });
+    pthread_key_create(&created, EndThread);
     return created;
   }();
   return key;

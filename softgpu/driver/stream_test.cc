@@ -147,6 +147,26 @@ TEST_F(StreamTest, EachThreadHasADefaultStream) {
   EXPECT_SUCCESS(cuStreamSynchronize_ptsz(nullptr));
 }
 
+TEST_F(StreamTest, WorkOfAnEndedThreadGoesOn) {
+  Gate gate;
+  std::atomic<bool> ran{false};
+  const CUfunction blocker = Blocker("thread_ends", gate);
+  const CUfunction last = Load("last_of_thread", [&](const LaunchConfig&) {
+    ran = true;
+    return absl::OkStatus();
+  });
+  std::thread other([&] {
+    EXPECT_SUCCESS(cuCtxSetCurrent(context_));
+    EXPECT_SUCCESS(Launch(blocker, CU_STREAM_PER_THREAD));
+    EXPECT_SUCCESS(Launch(last, CU_STREAM_PER_THREAD));
+  });
+  other.join();
+  EXPECT_CU(CUDA_ERROR_NOT_READY, cuStreamQuery(nullptr));
+  gate.Open();
+  EXPECT_SUCCESS(cuCtxSynchronize());
+  EXPECT_TRUE(ran);
+}
+
 TEST_F(StreamTest, WorkOfADestroyedStreamEnds) {
   Gate gate;
   const CUstream stream = Create(CU_STREAM_DEFAULT);
