@@ -45,7 +45,8 @@ class UcxEndpoint {
   // The bytes to tell the peer, a few hundred.
   virtual const std::string& local_address() const = 0;
   // Does not wait for the peer: what is sent before it answers is queued inside, and a peer that
-  // cannot be reached shows as kUnavailable later. Call once; the endpoint is then used up.
+  // cannot be reached shows as kUnavailable later. kInvalidArgument: not the bytes of a
+  // local_address(). A call that gets past that uses the endpoint up.
   // Both ends name `session` in their first message, and an end that hears another name gives up
   // (kInvalidArgument): a worker must not take up with the client of another session.
   virtual absl::StatusOr<std::unique_ptr<Connection>> Connect(absl::string_view remote_address,

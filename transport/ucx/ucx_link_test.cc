@@ -144,6 +144,22 @@ TEST(UcxEndpointTest, IsUsedUpByConnect) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
+TEST(UcxEndpointTest, RefusesADamagedAddress) {
+  ASSERT_OK_AND_ASSIGN(auto endpoint, UcxEndpoint::Create(TestOptions(Reach::kNetwork)));
+  ASSERT_OK_AND_ASSIGN(auto other, UcxEndpoint::Create(TestOptions(Reach::kNetwork)));
+  const std::string good = other->local_address();
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::string damaged = good;
+    damaged[i] ^= 0x40;
+    EXPECT_THAT(endpoint->Connect(damaged), StatusIs(absl::StatusCode::kInvalidArgument)) << i;
+    EXPECT_THAT(endpoint->Connect(good.substr(0, i)), StatusIs(absl::StatusCode::kInvalidArgument))
+        << i;
+  }
+  EXPECT_THAT(endpoint->Connect(std::string(1 << 20, 'x')),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_OK(endpoint->Connect(good));  // still usable
+}
+
 // One end allows shared memory and the other does not: they meet on tcp.
 TEST(UcxEndpointTest, EndsOfUnlikeReachMeetOnTcp) {
   ASSERT_OK_AND_ASSIGN(ConnectionPair pair,
