@@ -26,6 +26,10 @@ using Kind = ptx::Operand::Kind;
 // Inlining more than this would make the compiler's time and memory explode.
 constexpr size_t kMaxInstructions = 400000;
 constexpr size_t kMaxDepth = 48;
+// Of registers, variables, labels and the functions themselves, together over all inlined calls:
+// they cost memory also where a function has no instructions.
+constexpr size_t kMaxInlinedNames = 1 << 21;
+constexpr size_t kNamesPerCall = 16;
 // Local memory per thread for the frames of functions that are called for real.
 constexpr uint64_t kCallStackBytes = 16384;
 
@@ -167,6 +171,15 @@ class Flattener {
 
   absl::Status Inline(const Function& f, int module, Frame frame, uint64_t local_base,
                       size_t depth) {
+    names_ += kNamesPerCall + f.registers.size() + f.variables.size() + f.labels.size();
+    if (names_ > kMaxInlinedNames) {
+      Instruction at;
+      at.location = f.location;
+      at.opcode = f.name;
+      return Error(CUDA_ERROR_NOT_SUPPORTED, at,
+                   absl::StrCat("the kernel has more than ", kMaxInlinedNames,
+                                " registers, variables and labels with its functions inlined"));
+    }
     frame.module = module;
     frame.register_base = static_cast<int>(kernel_.registers.size());
     kernel_.registers.insert(kernel_.registers.end(), f.registers.begin(), f.registers.end());
@@ -278,7 +291,7 @@ class Flattener {
             break;
           case Place::kKernelParam:
             operand->index = -1;
-            operand->offset += static_cast<int64_t>(place.offset);
+            operand->offset = static_cast<int64_t>(static_cast<uint64_t>(operand->offset) + place.offset);
             break;
           case Place::kParam:
             operand->index = static_cast<int>(place.offset);
@@ -497,6 +510,16 @@ class Flattener {
     Operand* address = nullptr;
     for (const Instruction& i : body_) {
       if (param_access(i, &address)) {
+        const size_t place = i.opcode == "ld" ? 1 : 0;
+        if (i.operands.size() != 2 || i.operands[place].kind != Kind::kAddress || i.type().bits < 8) {
+          return Error(CUDA_ERROR_INVALID_PTX, i, "needs a type, a value and an address");
+        }
+        const Operand& value = i.operands[1 - place];
+        const size_t values = value.kind == Kind::kVector ? value.parts.size() : 1;
+        if (values != lanes_of(i)) {
+          return Error(CUDA_ERROR_INVALID_PTX, i,
+                       absl::StrCat("has ", values, " values, not ", lanes_of(i)));
+        }
         Param& param = params_[address->parts[0].index];
         const uint32_t bits = i.type().bits;
         for (uint32_t k = 0; k < lanes_of(i); ++k) {
@@ -721,6 +744,7 @@ class Flattener {
   std::set<int> needed_functions_;
   SharedLayout& shared_;
   uint64_t local_bytes_ = 0;
+  size_t names_ = 0;
 };
 
 }  // namespace

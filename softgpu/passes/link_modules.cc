@@ -25,6 +25,8 @@ void ForEachOperand(const Operand& operand, const Visit& visit) {
 
 // Longer chains than this are treated as recursion; real programs stay below 20.
 constexpr int kMaxCallDepth = 64;
+// Of PTX; a launch keeps the block in a place of a fixed size.
+constexpr uint64_t kMaxParamBytes = 32764;
 
 KernelInfo MakeKernelInfo(const Module& module, const Function& function) {
   KernelInfo info;
@@ -36,9 +38,9 @@ KernelInfo MakeKernelInfo(const Module& module, const Function& function) {
   }
   info.param_bytes = static_cast<uint32_t>(cursor);
   if (function.max_threads[0] != 0) {
-    const uint64_t threads = uint64_t{function.max_threads[0]} * function.max_threads[1] *
-                             function.max_threads[2];
-    info.max_threads_per_block = static_cast<uint32_t>(std::min<uint64_t>(threads, 1024));
+    uint64_t threads = 1;
+    for (const uint32_t n : function.max_threads) threads = std::min<uint64_t>(threads * n, 1024);
+    info.max_threads_per_block = static_cast<uint32_t>(threads);
   }
   // A GPU's allocator needs far fewer registers than PTX names: a rough figure for attributes.
   uint32_t words = 0;
@@ -143,6 +145,13 @@ absl::Status LinkedProgram::Build() {
       if (!f.is_entry || !f.has_body) continue;
       const SymbolRef ref = Resolve(m, f.name);
       if (ref.module != m || ref.index != i) continue;
+      uint64_t param_bytes = 0;
+      for (const Variable& param : f.params) PlaceVariable(&param_bytes, param);
+      if (param_bytes > kMaxParamBytes) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("line ", f.location.line, ", column ", f.location.column, ": kernel ", f.name,
+                         " has ", param_bytes, " bytes of parameters, limit ", kMaxParamBytes));
+      }
       KernelInfo info = MakeKernelInfo(module, f);
       const MemoryNeeds needs = Needs(f, m);
       info.local_bytes = static_cast<uint32_t>(std::min<uint64_t>(needs.local_bytes, UINT32_MAX));

@@ -1,5 +1,6 @@
 #include "softgpu/ptx/parser.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -258,7 +259,7 @@ class Parser {
       }
       ASSIGN_OR_RETURN(const uint64_t count, Integer("an array size"));
       RETURN_IF_ERROR(Expect(']'));
-      if (count > kMaxVariableBytes || variable->size * count > kMaxVariableBytes) {
+      if (count != 0 && variable->size > kMaxVariableBytes / count) {
         return Error(absl::StrCat("variable ", variable->name, " is larger than ",
                                   kMaxVariableBytes, " bytes"));
       }
@@ -466,7 +467,9 @@ class Parser {
       }
       for (int i = 0; token_.kind == TokenKind::kInteger; ++i) {
         if (i >= 3) return Error(absl::StrCat("too many numbers for .", name));
-        if (threads) f->max_threads[i] = static_cast<uint32_t>(token_.value);
+        if (threads) {
+          f->max_threads[i] = static_cast<uint32_t>(std::min<uint64_t>(token_.value, UINT32_MAX));
+        }
         Take();
         if (!Accept(',')) break;
       }
@@ -562,15 +565,18 @@ class Parser {
       ASSIGN_OR_RETURN(const absl::string_view name, Identifier("the name of a register"));
       const int base = static_cast<int>(function_->registers.size());
       uint64_t count = 1;
-      if (Accept('<')) {
+      const bool is_range = Accept('<');
+      if (is_range) {
         ASSIGN_OR_RETURN(count, Integer("the number of registers"));
         RETURN_IF_ERROR(Expect('>'));
+      }
+      if (count > kMaxRegisters || count + function_->registers.size() > kMaxRegisters) {
+        return ErrorAt(at, absl::StrCat("more than ", kMaxRegisters, " registers"));
+      }
+      if (is_range) {
         scopes_.back().ranges[name] = {base, count};
       } else {
         Declare(name, {Scope::Entry::kRegister, base});
-      }
-      if (count + function_->registers.size() > kMaxRegisters) {
-        return ErrorAt(at, absl::StrCat("more than ", kMaxRegisters, " registers"));
       }
       function_->registers.resize(function_->registers.size() + count, {name, type});
     } while (Accept(','));
