@@ -166,7 +166,8 @@ void WorkerPool::StartMissing() {
   }
   for (; warm < options_.warm && workers_.size() < options_.max_workers; ++warm) {
     auto ends = MessageSocket::Pair();
-    absl::StatusOr<SpawnedProcess> process = ends.status();
+    absl::StatusOr<SpawnedProcess> process = absl::UnknownError("");
+    if (!ends.ok()) process = ends.status();
     if (ends.ok()) process = Spawn(CommandLine(options_.command), ends->second.get());
     if (!process.ok()) {
       FARGPU_LOG(kError, "no worker can be started: ", std::string(process.status().message()));

@@ -191,6 +191,11 @@ CUresult FakeDriver::cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return CUDA_SUCCESS;
 }
 
+CUresult FakeDriver::cuMemGetInfo_v2(size_t* free, size_t* total) {
+  FAKE_ENTER("cuMemGetInfo_v2");
+  *free = *total = size_t{8} << 30;
+  return CUDA_SUCCESS;
+}
 CUresult FakeDriver::cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment,
                                          CUdeviceptr addr, unsigned long long flags) {
   FAKE_ENTER("cuMemAddressReserve");

@@ -69,6 +69,7 @@ class FakeDriver : public Driver {
   CUresult cuCtxSynchronize() override;
   CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) override;
 
+  CUresult cuMemGetInfo_v2(size_t* free, size_t* total) override;
   CUresult cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr,
                                unsigned long long flags) override;
   CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,

@@ -13,9 +13,19 @@ namespace {
 // What cuMemAllocPitch pads rows to on every card so far.
 constexpr uint64_t kPitchAlignment = 512;
 
+// A context in which a kernel has failed says so from every call. What is answered here without the
+// driver must say it too, so the driver is asked something that it answers in any other state.
+absl::Status CheckHealth(Call& call) {
+  size_t free = 0;
+  size_t total = 0;
+  RETURN_IF_CUDA_ERROR(call.driver().cuMemGetInfo_v2(&free, &total));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<uint64_t> Allocate(Call& call, uint64_t bytes) {
   Context context;
   RETURN_IF_ERROR(call.CurrentContext(&context));
+  RETURN_IF_ERROR(CheckHealth(call));
   return call.resources().allocator->Allocate(context.device,
                                               reinterpret_cast<uint64_t>(context.handle), bytes);
 }
@@ -26,6 +36,7 @@ absl::Status MemGetInfoV2(const wire::MemGetInfoV2Request& request, Call& call,
                           wire::MemGetInfoV2Reply* reply) {
   Context context;
   RETURN_IF_ERROR(call.CurrentContext(&context));
+  RETURN_IF_ERROR(CheckHealth(call));
   // The program sees the lease as its card.
   reply->total = call.resources().ledger->limit_bytes();
   reply->free = call.resources().allocator->FreeBytes(context.device);
@@ -61,6 +72,7 @@ absl::Status MemAllocPitchV2(const wire::MemAllocPitchV2Request& request, Call& 
 absl::Status MemFreeV2(const wire::MemFreeV2Request& request, Call& call,
                        wire::MemFreeV2Reply* reply) {
   if (request.dptr == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHealth(call));
   return call.resources().allocator->Free(request.dptr);
 }
 

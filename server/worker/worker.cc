@@ -223,7 +223,9 @@ int RunWorker(const WorkerOptions& options) {
   UniqueFd ledger, control;
   if (absl::Status status = WaitForStart(daemon.get(), &start, &ledger, &control); !status.ok()) {
     // Also when the daemon died: nobody else can give this worker a session.
-    return 0;
+    const bool expected = absl::IsUnavailable(status) || absl::IsCancelled(status);
+    if (!expected) FARGPU_LOG(kError, "no session: ", std::string(status.message()));
+    return expected ? 0 : 1;
   }
   Serving serving;
   WorkerMessage answer;
