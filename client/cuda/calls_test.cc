@@ -121,23 +121,37 @@ TEST_F(CallsTest, ThreadsHaveNumbersOfTheirOwn) {
 }
 
 TEST_F(CallsTest, ErrorOfAnAsynchronousCallComesWithTheNextReply) {
-  worker->Fail<wire::LaunchKernelRequest>(CUDA_ERROR_LAUNCH_FAILED);
+  worker->Fail<wire::LaunchKernelRequest>(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
   Begin();
   CUmodule module = nullptr;
   ASSERT_EQ(cuModuleLoadData(&module, kPtx), CUDA_SUCCESS);
   CUfunction function = nullptr;
   ASSERT_EQ(cuModuleGetFunction(&function, module, "nothing"), CUDA_SUCCESS);
   ASSERT_EQ(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr), CUDA_SUCCESS);
-  EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_LAUNCH_FAILED);
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+TEST_F(CallsTest, BrokenContextRefusesEverythingUntilItIsReset) {
+  worker->Fail<wire::MemsetD8AsyncRequest>(CUDA_ERROR_ILLEGAL_ADDRESS);
+  Begin();
+  ASSERT_EQ(cuMemsetD8Async(FakeWorker::kWindowBase, 0, 16, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
+  CUdeviceptr device = 0;
+  EXPECT_EQ(cuMemAlloc_v2(&device, 16), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(cuStreamSynchronize(nullptr), CUDA_ERROR_ILLEGAL_ADDRESS);
+  ASSERT_EQ(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+  CUcontext context = nullptr;
+  ASSERT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAlloc_v2(&device, 16), CUDA_SUCCESS);
 }
 
 TEST_F(CallsTest, OwnErrorOfACallComesBeforeALateOne) {
   worker->Fail<wire::MemsetD8AsyncRequest>(CUDA_ERROR_ILLEGAL_ADDRESS);
-  worker->Fail<wire::StreamSynchronizeRequest>(CUDA_ERROR_LAUNCH_TIMEOUT);
+  worker->Fail<wire::StreamSynchronizeRequest>(CUDA_ERROR_NOT_READY);
   Begin();
   ASSERT_EQ(cuMemsetD8Async(FakeWorker::kWindowBase, 0, 16, nullptr), CUDA_SUCCESS);
-  EXPECT_EQ(cuStreamSynchronize(nullptr), CUDA_ERROR_LAUNCH_TIMEOUT);
+  EXPECT_EQ(cuStreamSynchronize(nullptr), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 

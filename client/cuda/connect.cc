@@ -100,7 +100,8 @@ absl::StatusOr<SessionParts> ConnectTo(const std::string& endpoint, const LeaseF
                                                       parts.welcome.version, ", this library ",
                                                       kWireVersionMin, " to ", kWireVersionMax));
   }
-  ASSIGN_OR_RETURN(parts.connection, ucx->Connect(parts.welcome.address));
+  const SessionId session{parts.welcome.session};
+  ASSIGN_OR_RETURN(parts.connection, ucx->Connect(parts.welcome.address, session));
   parts.control = std::make_unique<ChannelHold>(std::move(channel));
   return parts;
 }

@@ -23,6 +23,28 @@ absl::Status BadHandle(const char* what, const void* handle) {
                                 " is none of ours"));
 }
 
+// Errors after which CUDA refuses everything in the context.
+bool BreaksContext(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+    case CUDA_ERROR_CONTAINED:
+      return true;
+    default:
+      return false;
+  }
+}
+
 template <typename Handle>
 Handle AsHandle(HandleSlot* slot) {
   return reinterpret_cast<Handle>(slot);
@@ -152,6 +174,10 @@ absl::Status Session::FillHeader(bool needs_context, wire::CallHeader* header) c
   const CUcontext current = thread.current();
   if (needs_context) {
     ASSIGN_OR_RETURN(const Context* context, CurrentActive());
+    if (const CUresult broken = context->broken.load(std::memory_order_relaxed);
+        broken != CUDA_SUCCESS) {
+      return CudaError(broken, "the context is broken since an earlier error");
+    }
     header->context = context->id;
     return absl::OkStatus();
   }
@@ -163,10 +189,28 @@ absl::Status Session::FillHeader(bool needs_context, wire::CallHeader* header) c
   return absl::OkStatus();
 }
 
+void Session::NoteBroken(CUresult result) {
+  if (!BreaksContext(result)) return;
+  const absl::StatusOr<Context*> current = CurrentActive();
+  if (current.ok()) (*current)->broken.store(result, std::memory_order_relaxed);
+}
+
+bool Session::HasOneActiveContext() {
+  MutexLock lock(&context_mutex_);
+  int active = 0;
+  for (const auto& context : contexts_) active += context->active.load() ? 1 : 0;
+  return active == 1;
+}
+
 absl::Status Session::ResultOf(const char* name, const PendingReply& pending) {
-  if (pending.result != CUDA_SUCCESS) return CudaError(pending.result, name);
+  if (pending.result != CUDA_SUCCESS) {
+    NoteBroken(pending.result);
+    return CudaError(pending.result, name);
+  }
   const CUresult deferred = calls_.TakeDeferredError();
   if (deferred != CUDA_SUCCESS) {
+    // Whose it was is not known if there are several contexts; the next call in it will tell.
+    if (BreaksContext(deferred) && HasOneActiveContext()) NoteBroken(deferred);
     return CudaError(deferred, absl::StrCat("a call before ", name, " that was not waited for"));
   }
   return absl::OkStatus();

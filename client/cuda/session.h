@@ -189,6 +189,9 @@ class Session {
   Session(SessionParts parts, std::unique_ptr<HandleArena> arena, AddressWindow window);
   absl::Status MakePrimaryContexts();
 
+  // Marks the current context if `result` is an error that breaks one.
+  void NoteBroken(CUresult result);
+  bool HasOneActiveContext();
   absl::Status FillHeader(bool needs_context, wire::CallHeader* header) const;
   // No memory of the caller is borrowed any more when this returns.
   absl::Status AfterBulk(absl::Span<const transport::SendTicket> tickets, absl::Status status);

@@ -113,6 +113,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
         return absl::OkStatus();
       }
       context->active.store(false, std::memory_order_release);
+      context->broken.store(CUDA_SUCCESS);
       RETURN_IF_ERROR(session.Send(wire::DevicePrimaryCtxReleaseV2Request{.context = context->id}));
     }
     driver_abi::DestroyContextStorage(context->handle);
@@ -153,6 +154,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
     RETURN_IF_ERROR(session.devices().Check(dev));
     Context* context = session.primary(dev);
     driver_abi::DestroyContextStorage(context->handle);
+    context->broken.store(CUDA_SUCCESS);
     if (!context->active.exchange(false)) return absl::OkStatus();
     session.device_memory().RemoveContext(context->handle);
     wire::DevicePrimaryCtxResetV2Request request{.device = dev, .context = context->id};
