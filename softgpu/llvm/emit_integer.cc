@@ -121,7 +121,7 @@ absl::Status InstructionEmitter::EmitCarryAdd(const Instruction& i, llvm::Value*
   bool uniform = args.uniform;
   llvm::Value* carry = nullptr;
   if (carry_in) {
-    const LaneValue in = ReadRegister(kernel_.carry_register);
+    const LaneValue in = ReadRegister(i.carry_in >= 0 ? i.carry_in : kernel_.carry_register);
     if (uniform && !in.uniform()) {
       wa = Splat(builder_, wa);
       wb = Splat(builder_, wb);
@@ -139,7 +139,7 @@ absl::Status InstructionEmitter::EmitCarryAdd(const Instruction& i, llvm::Value*
   };
   if (i.Has("cc")) {
     llvm::Value* high = builder_.CreateLShr(total, Constant(total, type.bits));
-    WriteRegister(kernel_.carry_register,
+    WriteRegister(i.carry_out >= 0 ? i.carry_out : kernel_.carry_register,
                   wrap(builder_.CreateTrunc(high, SameShape(high, builder_.getInt1Ty()))));
   }
   return Set(i, 0, wrap(builder_.CreateTrunc(total, SameShape(total, IntType(type.bits)))), type);

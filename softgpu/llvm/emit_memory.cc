@@ -5,7 +5,9 @@
 // the executor turns the fault into CUDA_ERROR_ILLEGAL_ADDRESS.
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -44,154 +46,189 @@ absl::StatusOr<InstructionEmitter::Access> InstructionEmitter::ParseAccess(const
   return access;
 }
 
+void InstructionEmitter::GroupChecks(const std::vector<Instruction>& block) {
+  check_groups_.clear();
+  for (const Instruction& i : block) {
+    const bool access = i.opcode == "ld" || i.opcode == "st" || i.opcode == "atom" || i.opcode == "red";
+    if (i.opcode == "call" || i.opcode == "trap") {
+      // What happens before it must not be preceded by a failure that comes after.
+      check_groups_.clear();
+      return;
+    }
+    if (!access || i.guard >= 0) continue;
+    const absl::StatusOr<Access> parsed = ParseAccess(i);
+    if (!parsed.ok()) continue;
+    for (const Operand& operand : i.operands) {
+      if (operand.kind != Kind::kAddress || operand.parts[0].kind != Kind::kRegister) continue;
+      const int64_t low = operand.offset + operand.parts[0].offset;
+      const int64_t high = low + parsed->bytes();
+      CheckGroup& group = check_groups_[{operand.parts[0].index, parsed->space}];
+      if (group.bytes == 0) {
+        group.low = group.anchor = low;
+        group.high = high;
+        group.bytes = parsed->bytes();
+        continue;
+      }
+      group.low = std::min(group.low, low);
+      group.high = std::max(group.high, high);
+      if (parsed->bytes() > group.bytes) {
+        group.bytes = parsed->bytes();
+        group.anchor = low;
+      }
+    }
+  }
+  // Accesses that the alignment of the widest does not cover are checked one by one, and so are
+  // those too far apart to be surely in the same memory.
+  for (const Instruction& i : block) {
+    if (i.guard >= 0) continue;
+    const absl::StatusOr<Access> parsed = ParseAccess(i);
+    if (!parsed.ok()) continue;
+    for (const Operand& operand : i.operands) {
+      if (operand.kind != Kind::kAddress || operand.parts[0].kind != Kind::kRegister) continue;
+      const auto group = check_groups_.find({operand.parts[0].index, parsed->space});
+      if (group == check_groups_.end()) continue;
+      const int64_t distance = operand.offset + operand.parts[0].offset - group->second.anchor;
+      if (distance % static_cast<int64_t>(parsed->bytes()) != 0) check_groups_.erase(group);
+    }
+  }
+}
+
 absl::StatusOr<LaneValue> InstructionEmitter::CheckedAddress(const Instruction& i, const Operand& operand,
                                                              Space space, unsigned bytes) {
   if (operand.kind != Kind::kAddress) return Malformed(i, "an address is needed");
-  // Addresses in shared memory are often 32 bits wide; checked in that width, they need no test
-  // for wrapping around when they are widened.
-  const bool narrow = space == Space::kShared && operand.parts[0].kind == Kind::kRegister &&
-                      kernel_.registers[operand.parts[0].index].type.bits == 32;
-  const Type width = {Type::kUnsigned, 1, static_cast<uint16_t>(narrow ? 32 : 64)};
-  ASSIGN_OR_RETURN(LaneValue address, Get(i, operand.parts[0], width));
-  llvm::Type* address_type = IntType(width.bits);
-  if (operand.offset != 0) {
-    const LaneValue offset = LaneValue::Uniform(
-        llvm::ConstantInt::get(address_type, static_cast<uint64_t>(operand.offset), true));
-    if (address.uniform()) {
-      address.scalar = builder_.CreateAdd(address.scalar, offset.scalar);
-    } else {
-      address = PatternAdd(address, offset, false);
-    }
+  const Operand& base = operand.parts[0];
+  const int64_t offset = operand.offset + (base.kind == Kind::kRegister ? base.offset : 0);
+  CheckGroup own;
+  own.low = own.anchor = offset;
+  own.high = offset + bytes;
+  own.bytes = bytes;
+  CheckGroup* group = &own;
+  if (base.kind == Kind::kRegister && guard() == nullptr) {
+    const auto it = check_groups_.find({base.index, space});
+    if (it != check_groups_.end()) group = &it->second;
   }
+  if (!group->done) {
+    // Addresses in shared memory are often 32 bits wide; checked in that width, they need no test
+    // for wrapping around when they are widened.
+    const bool narrow = space == Space::kShared && base.kind == Kind::kRegister &&
+                        kernel_.registers[base.index].type.bits == 32;
+    Operand plain = base;
+    if (base.kind == Kind::kRegister) plain.offset = 0;
+    ASSIGN_OR_RETURN(const LaneValue value,
+                     Get(i, plain, Type{Type::kUnsigned, 1, static_cast<uint16_t>(narrow ? 32 : 64)}));
+    group->first = CheckRange(i, value, space, *group);
+    group->done = true;
+  }
+  if (offset == group->low) return group->first;
+  return PatternAdd(group->first, LaneValue::Uniform(builder_.getInt64(static_cast<uint64_t>(offset - group->low))), false);
+}
+
+// Checks base + [group.low, group.high) for all executing lanes; the plain address of its start.
+LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& base, Space space,
+                                         const CheckGroup& group) {
   llvm::Type* i64 = builder_.getInt64Ty();
-  if (space == Space::kShared || space == Space::kLocal) {
-    // Offsets from the start of the block's or the thread's memory.
-    llvm::Value* limit = space == Space::kShared
-                             ? ContextField(i64, offsetof(WarpContext, shared_bytes), "shared_bytes")
-                             : builder_.getInt64(kernel_.local_bytes);
-    limit = builder_.CreateTrunc(limit, address_type);
-    // The highest allowed offset; too large a size for the memory leaves only a refusal.
-    llvm::Value* size = llvm::ConstantInt::get(address_type, bytes);
-    llvm::Value* top = builder_.CreateSub(limit, size);
-    llvm::Value* too_small = builder_.CreateICmpULT(limit, size);
-    const auto outside = [&](llvm::Value* offset) {
-      llvm::Value* bound = offset->getType()->isVectorTy() ? Splat(builder_, top) : top;
-      return builder_.CreateICmpUGT(offset, bound);
-    };
-    const auto misaligned = [&](llvm::Value* offset) {
-      return builder_.CreateICmpNE(builder_.CreateAnd(offset, Constant(offset, bytes - 1)), Constant(offset, 0));
-    };
-    llvm::Value* base = ContextField(
-        i64, space == Space::kShared ? offsetof(WarpContext, shared_base) : offsetof(WarpContext, local_base), "base");
-    LaneValue plain;
-    if (space == Space::kShared) {
-      plain = LaneValue::Uniform(base);
-    } else {
-      LaneOffsets stride;
-      for (int k = 0; k < kWarpSize; ++k) stride[k] = k * static_cast<int64_t>(kernel_.local_bytes);
-      plain.scalar = base;
-      plain.offsets = Keep(stride);
+  const bool relative = space == Space::kShared || space == Space::kLocal;
+  llvm::Value* any = base.scalar != nullptr ? base.scalar : base.vector;
+  llvm::Type* type = any->getType()->getScalarType();
+  const auto number = [&](int64_t n) { return llvm::ConstantInt::get(type, static_cast<uint64_t>(n), true); };
+  const LaneValue first = PatternAdd(base, LaneValue::Uniform(number(group.low)), false);
+  llvm::Value* limit = nullptr;
+  if (relative) {
+    limit = space == Space::kShared ? ContextField(i64, offsetof(WarpContext, shared_bytes), "shared_bytes")
+                                    : builder_.getInt64(kernel_.local_bytes);
+    limit = builder_.CreateTrunc(limit, type);
+  }
+  const int64_t extent = group.high - group.low;
+  // Does [at, at + size) leave the memory? `at` is a scalar or a vector.
+  const auto outside = [&](llvm::Value* at, int64_t size) {
+    const auto shaped = [&](llvm::Value* v) { return at->getType()->isVectorTy() ? Splat(builder_, v) : v; };
+    if (!relative) {
+      llvm::Value* distance = builder_.CreateSub(at, shaped(number(static_cast<int64_t>(options_.window.base))));
+      return builder_.CreateICmpUGT(distance, shaped(number(static_cast<int64_t>(options_.window.size) - size)));
     }
-    const uint32_t line = static_cast<uint32_t>(i.location.line);
-    llvm::Value* mask = ExecMask();
-    llvm::Value* bad = too_small;
-    LaneValue checked;  // 64 bits wide, right if the check passes
-    if (address.uniform()) {
-      bad = builder_.CreateOr(bad, outside(address.scalar));
-      if (bytes > 1) bad = builder_.CreateOr(bad, misaligned(address.scalar));
-      if (guard() != nullptr) bad = builder_.CreateAnd(bad, Any(mask));
-      checked = LaneValue::Uniform(builder_.CreateZExt(address.scalar, i64));
-    } else if (address.pattern() && address.valid == nullptr && BlockMaskIsFull() && guard() == nullptr) {
-      // All lanes are inside if the lowest and the highest are.
-      int64_t low = (*address.offsets)[0];
-      int64_t high = low;
-      for (const int64_t offset : *address.offsets) {
-        low = std::min(low, offset);
-        high = std::max(high, offset);
-      }
-      bool aligned = true;
-      LaneOffsets offsets;
-      for (int k = 0; k < kWarpSize; ++k) {
-        offsets[k] = (*address.offsets)[k] - low;
-        aligned = aligned && offsets[k] % bytes == 0;
-      }
-      llvm::Value* first = builder_.CreateAdd(address.scalar, Constant(address.scalar, static_cast<uint64_t>(low)));
-      llvm::Value* last = builder_.CreateAdd(first, Constant(first, static_cast<uint64_t>(high - low)));
-      bad = builder_.CreateOr(bad, builder_.CreateOr(outside(first), outside(last)));
-      if (bytes > 1) {
-        if (aligned) {
-          bad = builder_.CreateOr(bad, misaligned(first));
-        } else {
-          bad = builder_.CreateOr(bad, Any(misaligned(AsVector(builder_, address))));
-        }
-      }
-      checked.scalar = builder_.CreateZExt(first, i64);
-      checked.offsets = Keep(offsets);
-    } else {
-      llvm::Value* vector = AsVector(builder_, address);
-      llvm::Value* lanes = outside(vector);
-      if (bytes > 1) lanes = builder_.CreateOr(lanes, misaligned(vector));
-      bad = builder_.CreateOr(bad, Any(builder_.CreateAnd(lanes, mask)));
-      checked = Resize(address, 64, false);
-    }
+    llvm::Value* too_small = builder_.CreateICmpULT(limit, number(size));
+    llvm::Value* beyond = builder_.CreateICmpUGT(at, shaped(builder_.CreateSub(limit, number(size))));
+    return builder_.CreateOr(beyond, shaped(too_small));
+  };
+  const auto misaligned = [&](llvm::Value* at) -> llvm::Value* {
+    llvm::Value* anchor = builder_.CreateAdd(at, Constant(at, static_cast<uint64_t>(group.anchor - group.low)));
+    return builder_.CreateICmpNE(builder_.CreateAnd(anchor, Constant(at, group.bytes - 1)), Constant(at, 0));
+  };
+  const auto bad_range = [&](llvm::Value* at, int64_t size) {
+    llvm::Value* bad = outside(at, size);
+    return group.bytes > 1 ? builder_.CreateOr(bad, misaligned(at)) : bad;
+  };
+  llvm::Value* mask = ExecMask();
+  const auto fail_where = [&](llvm::Value* bad) {
     auto* fail = llvm::BasicBlock::Create(context_, "fail", function_);
     auto* ok = llvm::BasicBlock::Create(context_, "ok", function_);
     builder_.CreateCondBr(bad, fail, ok, ColdBranch());
     builder_.SetInsertPoint(fail);
-    llvm::Value* wide = builder_.CreateZExt(AsVector(builder_, address), VectorOf(i64));
-    CallRuntime(kRuntimeFault, builder_.getVoidTy(),
-                {SpillLanes(wide, "bad"), MaskBits(mask), Int32(bytes), Int32(line)});
+    // What is reported is the address of the widest access.
+    llvm::Value* at = AsVector(builder_, first);
+    at = builder_.CreateAdd(at, Constant(at, static_cast<uint64_t>(group.anchor - group.low)));
+    llvm::Value* wide = builder_.CreateZExt(at, VectorOf(i64));
+    llvm::CallInst* call = llvm::cast<llvm::CallInst>(
+        CallRuntime(kRuntimeFault, builder_.getVoidTy(),
+                    {SpillLanes(wide, "bad"), MaskBits(mask), Int32(group.bytes),
+                     Int32(static_cast<uint32_t>(i.location.line))}));
+    call->setDoesNotReturn();
     builder_.CreateUnreachable();
     builder_.SetInsertPoint(ok);
-    return PatternAdd(plain, checked, false);
-  }
-  CheckAddresses(i, address, bytes);
-  return address;
-}
-
-void InstructionEmitter::CheckAddresses(const Instruction& i, const LaneValue& address, unsigned bytes) {
-  // The window's base is a multiple of its size, so one mask tells outside or misaligned.
-  const uint64_t outside = ~(options_.window.size - 1) | (bytes - 1);
-  const auto bad_bits = [&](llvm::Value* a) {
-    llvm::Value* distance = builder_.CreateXor(a, Constant(a, options_.window.base));
-    llvm::Value* bad = builder_.CreateAnd(distance, Constant(a, outside));
-    return builder_.CreateICmpNE(bad, Constant(a, 0));
   };
-  const uint32_t line = static_cast<uint32_t>(i.location.line);
-  llvm::Value* mask = ExecMask();
-  llvm::Value* bad = nullptr;
-  llvm::Value* vector = nullptr;
-  if (address.uniform()) {
-    bad = bad_bits(address.scalar);
+
+  LaneValue checked;
+  if (first.uniform()) {
+    llvm::Value* bad = bad_range(first.scalar, extent);
     if (guard() != nullptr) bad = builder_.CreateAnd(bad, Any(mask));
-  } else if (address.pattern() && address.valid == nullptr && BlockMaskIsFull() && guard() == nullptr) {
-    int64_t low = (*address.offsets)[0];
+    fail_where(bad);
+    checked = LaneValue::Uniform(builder_.CreateZExt(first.scalar, i64));
+  } else if (first.pattern()) {
+    int64_t low = (*first.offsets)[0];
     int64_t high = low;
     bool aligned = true;
-    for (const int64_t offset : *address.offsets) {
+    for (const int64_t offset : *first.offsets) {
       low = std::min(low, offset);
       high = std::max(high, offset);
-      aligned = aligned && offset % bytes == 0;
     }
-    if (aligned) {
-      bad = builder_.CreateOr(
-          bad_bits(builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(low)))),
-          bad_bits(builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(high)))));
+    LaneOffsets offsets;
+    for (int k = 0; k < kWarpSize; ++k) {
+      offsets[k] = (*first.offsets)[k] - low;
+      aligned = aligned && offsets[k] % group.bytes == 0;
     }
+    llvm::Value* lowest = builder_.CreateAdd(first.scalar, number(low));
+    // All lanes, the idle ones too, are inside if the lowest and the highest are.
+    llvm::Value* doubtful = aligned ? bad_range(lowest, extent + (high - low)) : builder_.getTrue();
+    if (first.valid != nullptr) doubtful = builder_.CreateOr(doubtful, builder_.CreateNot(first.valid));
+    if (aligned && first.valid == nullptr && BlockMaskIsFull() && guard() == nullptr) {
+      fail_where(doubtful);
+      checked.scalar = builder_.CreateZExt(lowest, i64);
+      checked.offsets = Keep(offsets);
+    } else {
+      auto* look = llvm::BasicBlock::Create(context_, "look", function_);
+      auto* join = llvm::BasicBlock::Create(context_, "checked", function_);
+      builder_.CreateCondBr(doubtful, look, join, ColdBranch());
+      builder_.SetInsertPoint(look);
+      fail_where(Any(builder_.CreateAnd(bad_range(AsVector(builder_, first), extent), mask)));
+      builder_.CreateBr(join);
+      builder_.SetInsertPoint(join);
+      checked = Resize(first, 64, false);
+    }
+  } else {
+    fail_where(Any(builder_.CreateAnd(bad_range(first.vector, extent), mask)));
+    checked = Resize(first, 64, false);
   }
-  if (bad == nullptr) {
-    vector = AsVector(builder_, address);
-    bad = Any(builder_.CreateAnd(bad_bits(vector), mask));
+  if (!relative) return checked;
+  LaneValue memory;
+  if (space == Space::kShared) {
+    memory = LaneValue::Uniform(ContextField(i64, offsetof(WarpContext, shared_base), "shared"));
+  } else {
+    LaneOffsets stride;
+    for (int k = 0; k < kWarpSize; ++k) stride[k] = k * static_cast<int64_t>(kernel_.local_bytes);
+    memory.scalar = ContextField(i64, offsetof(WarpContext, local_base), "local");
+    memory.offsets = Keep(stride);
   }
-  auto* spill = EntryAlloca(VectorOf(builder_.getInt64Ty()), "bad");
-  auto* fail = llvm::BasicBlock::Create(context_, "fail", function_);
-  auto* ok = llvm::BasicBlock::Create(context_, "ok", function_);
-  builder_.CreateCondBr(bad, fail, ok, ColdBranch());
-  builder_.SetInsertPoint(fail);
-  builder_.CreateStore(vector != nullptr ? vector : AsVector(builder_, address), spill);
-  CallRuntime(kRuntimeFault, builder_.getVoidTy(), {spill, MaskBits(mask), Int32(bytes), Int32(line)});
-  builder_.CreateUnreachable();
-  builder_.SetInsertPoint(ok);
+  return PatternAdd(memory, checked, false);
 }
 
 llvm::Value* InstructionEmitter::SpillLanes(llvm::Value* vector, const char* name) {

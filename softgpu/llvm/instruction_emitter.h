@@ -2,8 +2,10 @@
 
 #include <deque>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -48,6 +50,9 @@ class InstructionEmitter {
   llvm::Function* BeginFunction(const std::string& name);
   void BeginFunction(llvm::Function* function);
   absl::Status Emit(const Instruction& instruction);
+  // Lets the accesses of `block`, whose registers are written once, share their checks. To be
+  // called before the first of its instructions is emitted.
+  void GroupChecks(const std::vector<Instruction>& block);
   // A predicate of the present instruction, or null.
   const LaneValue* guard() const { return guard_set_ ? &guard_ : nullptr; }
   LaneValue ReadPredicate(int reg, bool negated);
@@ -197,10 +202,19 @@ class InstructionEmitter {
     unsigned bytes() const { return type.bits / 8 * count; }
   };
   absl::StatusOr<Access> ParseAccess(const Instruction& i);
+  // Accesses of a block through one register, checked together by the first.
+  struct CheckGroup {
+    int64_t low = 0;     // offsets from the register
+    int64_t high = 0;
+    int64_t anchor = 0;  // of an access of the widest kind, `bytes`
+    unsigned bytes = 0;
+    bool done = false;
+    LaneValue first;  // plain address at `low`
+  };
+  LaneValue CheckRange(const Instruction& i, const LaneValue& base, ptx::Space space, const CheckGroup& group);
   // The plain address, checked for all executing lanes.
   absl::StatusOr<LaneValue> CheckedAddress(const Instruction& i, const Operand& operand,
                                            ptx::Space space, unsigned bytes);
-  void CheckAddresses(const Instruction& i, const LaneValue& address, unsigned bytes);
   absl::Status EmitLoad(const Instruction& i);
   absl::Status EmitStore(const Instruction& i);
   absl::Status EmitAtomic(const Instruction& i);
@@ -230,6 +244,7 @@ class InstructionEmitter {
   absl::Status EmitNanosleep(const Instruction& i);
   absl::Status EmitCall(const Instruction& i);
 
+  std::map<std::pair<int, ptx::Space>, CheckGroup> check_groups_;
   LaneValue guard_;
   bool guard_set_ = false;
   llvm::Value* exec_mask_ = nullptr;

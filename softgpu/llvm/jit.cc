@@ -20,6 +20,7 @@
 #include "llvm/Target/TargetMachine.h"
 
 #include "softgpu/llvm/dispatch_emitter.h"
+#include "softgpu/llvm/linear_emitter.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -85,7 +86,13 @@ class OrcJit : public Jit {
     options.block = block;
     options.window = DeviceWindow();
     options.avx512 = avx512_;
-    RETURN_IF_ERROR(EmitDispatchKernel(kernel, options, name, module.get()));
+    // FARGPU_SOFTGPU_DISPATCH=1 is for tests: the general way for every kernel.
+    static const bool always_dispatch = std::getenv("FARGPU_SOFTGPU_DISPATCH") != nullptr;
+    bool linear = false;
+    if (!always_dispatch) {
+      ASSIGN_OR_RETURN(linear, EmitLinearKernel(kernel, options, name, module.get()));
+    }
+    if (!linear) RETURN_IF_ERROR(EmitDispatchKernel(kernel, options, name, module.get()));
     const char* dump = std::getenv("FARGPU_SOFTGPU_DUMP");
     if (dump != nullptr && dump[0] == '1') module->print(llvm::errs(), nullptr);
     std::string problem;

@@ -21,6 +21,9 @@ struct BasicBlock {
   int fallthrough = -1;  // kBranch when not taken
   ptx::Location location;
 
+  // Lanes that come here have ended.
+  bool IsExit() const { return end == End::kExit && instructions.empty(); }
+
   std::vector<int> Successors() const {
     if (end == End::kExit || end == End::kReturn) return {};
     if (end == End::kJump || target == fallthrough) return {target};

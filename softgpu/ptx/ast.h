@@ -64,6 +64,8 @@ struct Instruction {
   int guard = -1;                            // register of @p
   bool guard_negated = false;
   std::vector<Operand> operands;
+  int carry_in = -1;   // registers of the condition code, once there are several
+  int carry_out = -1;
 
   bool Has(absl::string_view modifier) const {
     for (absl::string_view m : modifiers) {

@@ -1,0 +1,152 @@
+#include "softgpu/ptx/parser.h"
+
+#include "common/status_matchers.h"
+#include "gtest/gtest.h"
+
+namespace fargpu::softgpu::ptx {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kHeader[] = ".version 8.7\n.target sm_75, debug\n.address_size 64\n";
+
+std::unique_ptr<Module> Parse(const std::string& body) {
+  auto module = ParseModule(kHeader + body);
+  EXPECT_OK(module);
+  return module.ok() ? *std::move(module) : nullptr;
+}
+
+std::string ParseError(const std::string& text) {
+  return std::string(ParseModule(text).status().message());
+}
+
+TEST(ParserTest, ReadsHeaderAndKernelSignature) {
+  const auto module = Parse(R"(
+.visible .entry k(.param .u64 p0, .param .align 8 .b8 s[24], .param .u32 .ptr .global .align 4 n)
+.maxntid 256, 1, 1
+.minnctapersm 2
+{
+  .reg .b32 %r<3>;
+  mov.u32 %r1, %tid.x;
+  ret;
+})");
+  ASSERT_NE(module, nullptr);
+  EXPECT_EQ(module->version, 87);
+  EXPECT_EQ(module->target, 75);
+  ASSERT_EQ(module->functions.size(), 1u);
+  const Function& k = module->functions[0];
+  EXPECT_TRUE(k.is_entry);
+  ASSERT_EQ(k.params.size(), 3u);
+  EXPECT_EQ(k.params[1].size, 24u);
+  EXPECT_EQ(k.params[1].alignment, 8u);
+  EXPECT_EQ(k.max_threads[0], 256u);
+  ASSERT_EQ(k.body.size(), 2u);
+  EXPECT_EQ(k.body[0].operands[1].name, "%tid");
+  EXPECT_EQ(k.body[0].operands[1].component, 'x');
+}
+
+TEST(ParserTest, ReadsOperandForms) {
+  const auto module = Parse(R"(
+.global .align 4 .b8 table[8];
+.func f() {
+  .reg .pred %p<3>;
+  .reg .b32 %r<9>;
+  .reg .f32 %f<3>;
+  .reg .b64 %rd1, %rd2;
+  @!%p1 ld.global.v2.u32 {%r1, _}, [%rd1+-8];
+  mov.f32 %f1, 0f3F800000;
+  mov.u64 %rd1, table+4;
+  setp.eq.and.s32 %p1|%p2, %r1, -5, !%p2;
+  st.shared.b32 [table+12], 0x1F;
+})");
+  ASSERT_NE(module, nullptr);
+  const Function& f = module->functions[0];
+  const Instruction& load = f.body[0];
+  EXPECT_GE(load.guard, 0);
+  EXPECT_TRUE(load.guard_negated);
+  EXPECT_EQ(load.operands[0].kind, Operand::Kind::kVector);
+  EXPECT_EQ(load.operands[0].parts[1].kind, Operand::Kind::kSink);
+  EXPECT_EQ(load.operands[1].offset, -8);
+  EXPECT_EQ(f.body[1].operands[1].kind, Operand::Kind::kSingle);
+  EXPECT_EQ(f.body[1].operands[1].bits, 0x3f800000u);
+  EXPECT_EQ(f.body[2].operands[1].kind, Operand::Kind::kSymbol);
+  EXPECT_EQ(f.body[2].operands[1].offset, 4);
+  EXPECT_EQ(f.body[3].operands[0].kind, Operand::Kind::kPair);
+  EXPECT_EQ(static_cast<int64_t>(f.body[3].operands[2].bits), -5);
+  EXPECT_TRUE(f.body[3].operands[3].negated);
+  EXPECT_EQ(f.body[4].operands[0].offset, 12);
+  EXPECT_EQ(f.body[4].operands[1].bits, 0x1fu);
+}
+
+TEST(ParserTest, InnerScopesShadowRegisters) {
+  const auto module = Parse(R"(
+.func f() {
+  .reg .b32 %r<4>;
+  { .reg .b64 %r2; mov.b64 %r2, 1; }
+  mov.b32 %r2, 1;
+})");
+  ASSERT_NE(module, nullptr);
+  const Function& f = module->functions[0];
+  EXPECT_EQ(f.registers[f.body[0].operands[0].index].type.bits, 64);
+  EXPECT_EQ(f.registers[f.body[1].operands[0].index].type.bits, 32);
+}
+
+TEST(ParserTest, ReadsInitialisers) {
+  const auto module = Parse(R"(
+.visible .global .align 4 .u32 a = 7;
+.const .align 2 .b16 b[] = {1, -1, 0x10};
+.global .align 8 .u64 c[3] = {generic(a), a+4, 0};
+.global .f64 d = 1.5;
+.extern .shared .align 16 .b8 dyn[];
+)");
+  ASSERT_NE(module, nullptr);
+  ASSERT_EQ(module->variables.size(), 5u);
+  EXPECT_EQ(module->variables[0].initializer.bytes, std::vector<char>({7, 0, 0, 0}));
+  EXPECT_EQ(module->variables[1].size, 6u);
+  EXPECT_EQ(module->variables[1].initializer.bytes, std::vector<char>({1, 0, -1, -1, 16, 0}));
+  const auto& addresses = module->variables[2].initializer.addresses;
+  ASSERT_EQ(addresses.size(), 2u);
+  EXPECT_TRUE(addresses[0].generic);
+  EXPECT_EQ(addresses[1].symbol, "a");
+  EXPECT_EQ(addresses[1].addend, 4);
+  EXPECT_EQ(addresses[1].position, 8u);
+  EXPECT_TRUE(module->variables[4].unsized);
+}
+
+TEST(ParserTest, KeepsModifiersInAnyOrder) {
+  const auto module = Parse(".func f() { .reg .b32 %r<3>; .reg .pred %p<2>; vote.ballot.sync.b32 %r1, %p1, -1; }");
+  ASSERT_NE(module, nullptr);
+  const Instruction& vote = module->functions[0].body[0];
+  EXPECT_TRUE(vote.Has("sync"));
+  EXPECT_TRUE(vote.Has("ballot"));
+  EXPECT_EQ(vote.type().bits, 32);
+}
+
+TEST(ParserTest, ErrorsNameLineAndColumn) {
+  EXPECT_THAT(ParseError(".version 8.0\n.target sm_75\n.address_size 32\n"), StartsWith("line 4, column 1: address size 32"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  mov.u32 %r1 5;\n}\n"), StartsWith("line 3, column 15: expected ';'"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  bra nowhere;\n}\n"), HasSubstr("label nowhere is used but not defined"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\nL:\nL:\n}\n"), StartsWith("line 4, column 1: label L is defined twice"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  @%p1 ret;\n}\n"), StartsWith("line 3, column 4: %p1 is not a predicate"));
+  EXPECT_THAT(ParseError(".version 8.0\n.global .b8 x[4] = {1,2,3,4,5};"), HasSubstr("has 5 bytes, more than the 4"));
+  EXPECT_THAT(ParseError(".version 8.0\n.global .u32 x = 99999999999999999999999;"), HasSubstr("does not fit in 64 bits"));
+  EXPECT_THAT(ParseError("hello"), HasSubstr("expected a directive, not 'hello'"));
+  EXPECT_THAT(ParseError(""), HasSubstr("no .version"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {"), HasSubstr("not the end of the text"));
+}
+
+TEST(ParserTest, EveryTruncationIsAnErrorOrAModule) {
+  const std::string text = std::string(kHeader) + R"(.global .align 8 .u64 c[2] = {generic(c), 0f3F800000};
+.visible .entry k(.param .u64 p) { .reg .b32 %r<3>; /* x */ $L: @%r1 bra $L; call (%r1), f, (p, 1); } // end)";
+  for (size_t n = 0; n < text.size(); ++n) {
+    ParseModule(text.substr(0, n)).status().IgnoreError();  // must not crash or hang
+  }
+}
+
+TEST(ParserTest, DeepNestingIsRefused) {
+  EXPECT_THAT(ParseError(std::string(kHeader) + ".func f() " + std::string(5000, '{')), HasSubstr("nested too deeply"));
+}
+
+}  // namespace
+}  // namespace fargpu::softgpu::ptx
