@@ -107,7 +107,7 @@ absl::Status StartServing(const WorkerOptions& options, const DaemonMessage& sta
   welcome->place = transport::EncodePlaceInfo(here);
   welcome->address = endpoint->local_address();
   ASSIGN_OR_RETURN(std::unique_ptr<transport::Connection> connection,
-                   endpoint->Connect(start.hello.address));
+                   endpoint->Connect(start.hello.address, SessionId{start.session}));
 
   serving->resources = std::make_unique<SessionResources>(
       driver, devices, serving->ledger.get(), serving->allocator.get(), &serving->admission);
