@@ -110,8 +110,7 @@ std::vector<WorkQueue::Dependency> Context::ImplicitDependencies(const Stream& s
 }
 
 absl::StatusOr<uint64_t> Context::Enqueue(Stream& stream, StreamWork work, RunOn run_on, Wake wake,
-                                          Eager eager,
-                                          std::vector<WorkQueue::Dependency> after) {
+                                          Eager eager, std::vector<WorkQueue::Dependency> after) {
   if (run_on == RunOn::kWorker && WorkersStopped()) {
     return CudaError(CUDA_ERROR_DEINITIALIZED, "the process is ending");
   }
@@ -134,7 +133,8 @@ absl::StatusOr<uint64_t> Context::Enqueue(Stream& stream, StreamWork work, RunOn
 }
 
 absl::Status Context::EnqueueAlways(Stream& stream, std::function<void()> work, RunOn run_on) {
-  if (run_on == RunOn::kWorker && WorkersStopped()) return CudaError(CUDA_ERROR_DEINITIALIZED, "the process is ending");
+  if (run_on == RunOn::kWorker && WorkersStopped())
+    return CudaError(CUDA_ERROR_DEINITIALIZED, "the process is ending");
   MutexLock lock(&mutex_);
   stream.queue->Submit([self = shared_from_this(), work = std::move(work)] { work(); },
                        ImplicitDependencies(stream), run_on, Wake::kYes);

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cuda.h>
 #include <functional>
 #include <memory>
 #include <string>
@@ -100,7 +99,8 @@ class Context : public std::enable_shared_from_this<Context> {
   absl::StatusOr<uint64_t> Enqueue(Stream& stream, StreamWork work, RunOn run_on,
                                    Wake wake = Wake::kYes, Eager eager = Eager::kNo,
                                    std::vector<WorkQueue::Dependency> after = {});
-  // Queues `work` that also runs when the context has failed (stream callbacks, giving memory back).
+  // Queues `work` that also runs when the context has failed (stream callbacks, giving memory
+  // back).
   absl::Status EnqueueAlways(Stream& stream, std::function<void()> work,
                              RunOn run_on = RunOn::kWorker);
   // Queues `work` and returns when it has run, with the context's error.
@@ -128,9 +128,7 @@ class Context : public std::enable_shared_from_this<Context> {
   absl::Status DisablePeer(uint64_t peer);
 
  private:
-  bool skips_work() const {
-    return failed() || cancelled_.load(std::memory_order_acquire);
-  }
+  bool skips_work() const { return failed() || cancelled_.load(std::memory_order_acquire); }
   void RunWork(const StreamWork& work);
   // Drops streams that were destroyed and have run dry. Busy ones stay: synchronisation and the
   // legacy stream still have to wait for them.

@@ -184,9 +184,8 @@ TEST_F(ContextTest, ErrorsOfTheDeviceStayUntilReset) {
   ASSERT_SUCCESS(cuMemAlloc(&address, 16));
   CUstream stream = nullptr;
   ASSERT_SUCCESS(cuStreamCreate(&stream, 0));
-  const CUfunction fails = Load("fails", [](const LaunchConfig&) {
-    return CudaError(CUDA_ERROR_ILLEGAL_ADDRESS, "wild");
-  });
+  const CUfunction fails = Load(
+      "fails", [](const LaunchConfig&) { return CudaError(CUDA_ERROR_ILLEGAL_ADDRESS, "wild"); });
   EXPECT_SUCCESS(Launch(fails));
   EXPECT_CU(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
   EXPECT_CU(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());

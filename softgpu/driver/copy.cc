@@ -43,20 +43,21 @@ absl::Status CheckSide(const DeviceMemory& memory, absl::string_view what, uint6
   const bool in_window = memory.InWindow(address);
   if (side == Side::kDevice || in_window) {
     if (!memory.Accessible(address, extent, access)) {
-      return Invalid(absl::StrCat(what, " 0x", absl::Hex(address), " + ", extent,
-                                  " is not device memory"));
+      return Invalid(
+          absl::StrCat(what, " 0x", absl::Hex(address), " + ", extent, " is not device memory"));
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckCopy(const DeviceMemory& memory, const CopyPlan& plan) {
-  if ((plan.height > 1 && (plan.destination_pitch < plan.width || plan.source_pitch < plan.width))) {
-    return Invalid(absl::StrCat("rows of ", plan.width, " bytes, pitches ",
-                                plan.destination_pitch, " and ", plan.source_pitch));
+  if ((plan.height > 1 &&
+       (plan.destination_pitch < plan.width || plan.source_pitch < plan.width))) {
+    return Invalid(absl::StrCat("rows of ", plan.width, " bytes, pitches ", plan.destination_pitch,
+                                " and ", plan.source_pitch));
   }
-  const auto destination = Extent(plan.width, plan.height, plan.depth, plan.destination_pitch,
-                                  plan.destination_slice);
+  const auto destination =
+      Extent(plan.width, plan.height, plan.depth, plan.destination_pitch, plan.destination_slice);
   const auto source =
       Extent(plan.width, plan.height, plan.depth, plan.source_pitch, plan.source_slice);
   if (!destination || !source) return Invalid("the copy wraps around the address space");
@@ -121,22 +122,24 @@ absl::Status CopyAsync(Driver& driver, Context& context, Stream& stream, const C
     queued.source_pitch = aside.destination_pitch;
     queued.source_slice = aside.destination_slice;
     return context
-        .Enqueue(stream,
-                 [queued, staged] {
-                   RunCopy(queued);
-                   return absl::OkStatus();
-                 },
-                 RunOn::kAnyThread)
+        .Enqueue(
+            stream,
+            [queued, staged] {
+              RunCopy(queued);
+              return absl::OkStatus();
+            },
+            RunOn::kAnyThread)
         .status();
   }
   return context
-      .Enqueue(stream,
-               [plan] {
-                 RunCopy(plan);
-                 return absl::OkStatus();
-               },
-               RunOn::kAnyThread, Wake::kYes,
-               bytes <= kEagerBytes ? Context::Eager::kYes : Context::Eager::kNo)
+      .Enqueue(
+          stream,
+          [plan] {
+            RunCopy(plan);
+            return absl::OkStatus();
+          },
+          RunOn::kAnyThread, Wake::kYes,
+          bytes <= kEagerBytes ? Context::Eager::kYes : Context::Eager::kNo)
       .status();
 }
 
@@ -155,8 +158,8 @@ absl::Status FillAsync(Driver& driver, Context& context, Stream& stream, const F
   }
   const auto extent = Extent(row, plan.height, 1, plan.pitch, 0);
   if (!extent) return Invalid("the fill wraps around the address space");
-  RETURN_IF_ERROR(CheckSide(driver.memory, "destination", plan.destination, Side::kDevice,
-                            *extent, Access::kReadWrite));
+  RETURN_IF_ERROR(CheckSide(driver.memory, "destination", plan.destination, Side::kDevice, *extent,
+                            Access::kReadWrite));
   const auto fill = [plan, row] {
     for (size_t y = 0; y < plan.height; ++y) {
       char* const start = reinterpret_cast<char*>(plan.destination) + y * plan.pitch;

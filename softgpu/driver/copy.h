@@ -1,9 +1,8 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <cstddef>
 #include <cstdint>
+#include <cuda.h>
 
 #include "absl/status/status.h"
 

@@ -53,8 +53,7 @@ TEST_F(CopyTest, PeerCopies) {
   EXPECT_SUCCESS(cuMemcpyPeerAsync(other_, context_, far, peer, kBytes, nullptr));
   EXPECT_SUCCESS(cuMemcpyDtoH(result_.data(), other_, kBytes));
   EXPECT_EQ(result_, source_);
-  EXPECT_CU(CUDA_ERROR_INVALID_CONTEXT,
-            cuMemcpyPeer(far, nullptr, device_, context_, kBytes));
+  EXPECT_CU(CUDA_ERROR_INVALID_CONTEXT, cuMemcpyPeer(far, nullptr, device_, context_, kBytes));
 }
 
 TEST_F(CopyTest, ChecksAddresses) {

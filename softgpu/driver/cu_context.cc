@@ -321,9 +321,8 @@ CU_API CUresult cuCtxGetApiVersion(CUcontext handle, unsigned* version) {
 }
 
 CU_API CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
-  return WithContext("cuCtxSetLimit", [&](Driver&, Context& context) {
-    return context.SetLimit(limit, value);
-  });
+  return WithContext("cuCtxSetLimit",
+                     [&](Driver&, Context& context) { return context.SetLimit(limit, value); });
 }
 
 CU_API CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
@@ -385,22 +384,23 @@ CU_API CUresult cuCtxResetPersistingL2Cache() {
 
 // Peers reach each other's memory anyway; the calls keep the rules that programs rely on.
 CU_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-  return WithContext("cuCtxEnablePeerAccess", [&](Driver& driver, Context& context)
-                                                  -> absl::Status {
-    if (flags != 0) return InvalidValue(absl::StrCat("flags ", flags, ": must be 0"));
-    const std::shared_ptr<Context> other = driver.contexts.Find(peer);
-    if (other == nullptr || other->device == context.device) {
-      return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no context of another device");
-    }
-    return context.EnablePeer(other->id);
-  });
+  return WithContext(
+      "cuCtxEnablePeerAccess", [&](Driver& driver, Context& context) -> absl::Status {
+        if (flags != 0) return InvalidValue(absl::StrCat("flags ", flags, ": must be 0"));
+        const std::shared_ptr<Context> other = driver.contexts.Find(peer);
+        if (other == nullptr || other->device == context.device) {
+          return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no context of another device");
+        }
+        return context.EnablePeer(other->id);
+      });
 }
 
 CU_API CUresult cuCtxDisablePeerAccess(CUcontext peer) {
-  return WithContext("cuCtxDisablePeerAccess", [&](Driver& driver, Context& context)
-                                                   -> absl::Status {
-    const std::shared_ptr<Context> other = driver.contexts.Find(peer);
-    if (other == nullptr) return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no such context");
-    return context.DisablePeer(other->id);
-  });
+  return WithContext("cuCtxDisablePeerAccess",
+                     [&](Driver& driver, Context& context) -> absl::Status {
+                       const std::shared_ptr<Context> other = driver.contexts.Find(peer);
+                       if (other == nullptr)
+                         return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no such context");
+                       return context.DisablePeer(other->id);
+                     });
 }

@@ -53,9 +53,8 @@ CUresult ElapsedTime(const char* call, float* milliseconds, CUevent start, CUeve
     if (!from.record->Done() || !to.record->Done()) {
       return CudaError(CUDA_ERROR_NOT_READY, "an event is not complete");
     }
-    *milliseconds = static_cast<float>(static_cast<double>(to.record->time_ns.load() -
-                                                           from.record->time_ns.load()) *
-                                       1e-6);
+    *milliseconds = static_cast<float>(
+        static_cast<double>(to.record->time_ns.load() - from.record->time_ns.load()) * 1e-6);
     return absl::OkStatus();
   });
 }
@@ -70,13 +69,14 @@ absl::Status RecordEvent(Driver& driver, Context& context, Stream& stream, CUeve
   }
   auto record = std::make_shared<EventRecord>();
   record->queue = stream.queue;
-  ASSIGN_OR_RETURN(record->position,
-                   context.Enqueue(stream,
-                                   [record] {
-                                     record->time_ns.store(NowNs(), std::memory_order_release);
-                                     return absl::OkStatus();
-                                   },
-                                   RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes));
+  ASSIGN_OR_RETURN(record->position, context.Enqueue(
+                                         stream,
+                                         [record] {
+                                           record->time_ns.store(NowNs(),
+                                                                 std::memory_order_release);
+                                           return absl::OkStatus();
+                                         },
+                                         RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes));
   MutexLock lock(&event->mutex);
   event->record = std::move(record);
   return absl::OkStatus();
@@ -158,5 +158,5 @@ CU_API CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUeven
 }
 
 CU_API_TWINS(cuEventRecord, _ptsz, (CUevent event, CUstream stream), event, stream);
-CU_API_TWINS(cuEventRecordWithFlags, _ptsz, (CUevent event, CUstream stream, unsigned flags),
-             event, stream, flags);
+CU_API_TWINS(cuEventRecordWithFlags, _ptsz, (CUevent event, CUstream stream, unsigned flags), event,
+             stream, flags);

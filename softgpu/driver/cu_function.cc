@@ -17,8 +17,8 @@ absl::StatusOr<std::shared_ptr<Kernel>> FindKernel(Driver& driver, CUkernel hand
 absl::Status WriteParamInfo(const KernelInfo& info, size_t index, size_t* offset, size_t* size) {
   RETURN_IF_NULL(offset);
   if (index >= info.params.size()) {
-    return InvalidValue(absl::StrCat("kernel ", info.name, ": parameter ", index, " of ",
-                                     info.params.size()));
+    return InvalidValue(
+        absl::StrCat("kernel ", info.name, ": parameter ", index, " of ", info.params.size()));
   }
   *offset = info.params[index].offset;
   if (size != nullptr) *size = info.params[index].size;
@@ -54,14 +54,13 @@ absl::Status PotentialBlockSize(Driver& driver, Context& context, int* min_grid,
     return InvalidValue(absl::StrCat("block size limit ", limit, ", flags ", flags));
   }
   ASSIGN_OR_RETURN(const std::shared_ptr<Function> function, driver.FindFunction(handle));
-  int largest = std::min<int>(kMaxThreadsPerBlock,
-                              static_cast<int>(function->info.max_threads_per_block));
+  int largest =
+      std::min<int>(kMaxThreadsPerBlock, static_cast<int>(function->info.max_threads_per_block));
   if (limit > 0) largest = std::min(largest, limit);
   int best_threads = 0;
   *min_grid = 0;
   *block = 0;
-  for (int threads = largest; threads > 0;
-       threads = (threads - 1) / kWarpSize * kWarpSize) {
+  for (int threads = largest; threads > 0; threads = (threads - 1) / kWarpSize * kWarpSize) {
     const size_t shared =
         shared_of_block != nullptr ? shared_of_block(threads) : dynamic_shared_bytes;
     const int blocks = ActiveBlocksPerMultiprocessor(function->info, threads, shared);
@@ -80,13 +79,11 @@ absl::Status PotentialBlockSize(Driver& driver, Context& context, int* min_grid,
 using namespace fargpu;           // NOLINT: edge functions only
 using namespace fargpu::softgpu;  // NOLINT: edge functions only
 
-CU_API CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute,
-                                   CUfunction handle) {
+CU_API CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
   return WithContext("cuFuncGetAttribute", [&](Driver& driver, Context&) -> absl::Status {
     RETURN_IF_NULL(value);
     ASSIGN_OR_RETURN(const std::shared_ptr<Function> function, driver.FindFunction(handle));
-    ASSIGN_OR_RETURN(*value,
-                     GetFunctionAttribute(function->info, *function->settings, attribute));
+    ASSIGN_OR_RETURN(*value, GetFunctionAttribute(function->info, *function->settings, attribute));
     return absl::OkStatus();
   });
 }
@@ -129,8 +126,7 @@ CU_API CUresult cuFuncGetName(const char** name, CUfunction handle) {
   });
 }
 
-CU_API CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset,
-                                   size_t* size) {
+CU_API CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset, size_t* size) {
   return WithDriver("cuFuncGetParamInfo", [&](Driver& driver) -> absl::Status {
     ASSIGN_OR_RETURN(const std::shared_ptr<Function> function, driver.FindFunction(handle));
     return WriteParamInfo(function->info, index, offset, size);
@@ -147,9 +143,8 @@ CU_API CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction handle)
 }
 
 CU_API CUresult cuFuncLoad(CUfunction handle) {
-  return WithContext("cuFuncLoad", [&](Driver& driver, Context&) {
-    return driver.FindFunction(handle).status();
-  });
+  return WithContext(
+      "cuFuncLoad", [&](Driver& driver, Context&) { return driver.FindFunction(handle).status(); });
 }
 
 CU_API CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel handle,
@@ -194,8 +189,7 @@ CU_API CUresult cuKernelGetName(const char** name, CUkernel handle) {
   });
 }
 
-CU_API CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offset,
-                                     size_t* size) {
+CU_API CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offset, size_t* size) {
   return WithDriver("cuKernelGetParamInfo", [&](Driver& driver) -> absl::Status {
     ASSIGN_OR_RETURN(const std::shared_ptr<Kernel> kernel, FindKernel(driver, handle));
     return WriteParamInfo(kernel->info, index, offset, size);
@@ -205,21 +199,20 @@ CU_API CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offs
 CU_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function,
                                                             int block_threads,
                                                             size_t dynamic_shared_bytes) {
-  return WithContext("cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                     [&](Driver& driver, Context&) {
-                       return ActiveBlocks(driver, blocks, function, block_threads,
-                                           dynamic_shared_bytes, 0);
-                     });
+  return WithContext("cuOccupancyMaxActiveBlocksPerMultiprocessor", [&](Driver& driver, Context&) {
+    return ActiveBlocks(driver, blocks, function, block_threads, dynamic_shared_bytes, 0);
+  });
 }
 
-CU_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int* blocks, CUfunction function, int block_threads, size_t dynamic_shared_bytes,
-    unsigned flags) {
-  return WithContext("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-                     [&](Driver& driver, Context&) {
-                       return ActiveBlocks(driver, blocks, function, block_threads,
-                                           dynamic_shared_bytes, flags);
-                     });
+CU_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
+                                                                     CUfunction function,
+                                                                     int block_threads,
+                                                                     size_t dynamic_shared_bytes,
+                                                                     unsigned flags) {
+  return WithContext(
+      "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", [&](Driver& driver, Context&) {
+        return ActiveBlocks(driver, blocks, function, block_threads, dynamic_shared_bytes, flags);
+      });
 }
 
 CU_API CUresult cuOccupancyMaxPotentialBlockSize(int* min_grid, int* block, CUfunction function,
@@ -258,8 +251,7 @@ CU_API CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunctio
           return absl::OkStatus();
         }
         const int share = kSharedBytesPerMultiprocessor / blocks / 128 * 128 -
-                          kReservedSharedBytesPerBlock -
-                          static_cast<int>(info.static_shared_bytes);
+                          kReservedSharedBytesPerBlock - static_cast<int>(info.static_shared_bytes);
         *bytes = static_cast<size_t>(
             std::max(0, std::min(share, MaxDynamicSharedBytes(info, *function->settings))));
         return absl::OkStatus();

@@ -20,9 +20,7 @@ struct LaunchRequest {
   CUevent event = nullptr;
 };
 
-uint64_t Count(const Dim3& dim) {
-  return static_cast<uint64_t>(dim.x) * dim.y * dim.z;
-}
+uint64_t Count(const Dim3& dim) { return static_cast<uint64_t>(dim.x) * dim.y * dim.z; }
 
 absl::Status CheckShape(const Function& function, const LaunchRequest& request,
                         int multiprocessors) {
@@ -48,10 +46,9 @@ absl::Status CheckShape(const Function& function, const LaunchRequest& request,
                                      " bytes of dynamic shared memory; at most ", shared_limit));
   }
   if (request.cooperative) {
-    const uint64_t together =
-        static_cast<uint64_t>(ActiveBlocksPerMultiprocessor(info, static_cast<int>(threads),
-                                                            request.shared_bytes)) *
-        static_cast<uint64_t>(multiprocessors);
+    const uint64_t together = static_cast<uint64_t>(ActiveBlocksPerMultiprocessor(
+                                  info, static_cast<int>(threads), request.shared_bytes)) *
+                              static_cast<uint64_t>(multiprocessors);
     if (Count(request.grid) > together) {
       return CudaError(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
                        absl::StrCat("kernel ", info.name, ": ", Count(request.grid),
@@ -84,8 +81,7 @@ absl::StatusOr<std::vector<char>> CollectParams(const KernelInfo& info,
         info.params.empty() ? 0 : info.params.back().offset + info.params.back().size;
     if (size == nullptr || (buffer == nullptr && needed > 0) || *size < needed) {
       return InvalidValue(absl::StrCat("kernel ", info.name, ": parameters in extra have ",
-                                       size == nullptr ? 0 : *size, " bytes, ", needed,
-                                       " needed"));
+                                       size == nullptr ? 0 : *size, " bytes, ", needed, " needed"));
     }
     if (!block.empty()) std::memcpy(block.data(), buffer, std::min(*size, block.size()));
     return block;
@@ -106,14 +102,12 @@ absl::Status QueueLaunch(Driver& driver, Context& context, Stream& stream,
   ASSIGN_OR_RETURN(std::vector<char> params, CollectParams(function->info, request));
   if (driver.config().mode == ExecutionMode::kNull) {
     // Only the order is left of a kernel.
-    return context
-        .Enqueue(stream, nullptr, RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes)
+    return context.Enqueue(stream, nullptr, RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes)
         .status();
   }
   // The context outlives the queue's items, which hold it.
   const auto run = [function = std::move(function), params = std::move(params), &context,
-                    grid = request.grid, block = request.block,
-                    shared_bytes = request.shared_bytes,
+                    grid = request.grid, block = request.block, shared_bytes = request.shared_bytes,
                     cooperative = request.cooperative]() -> absl::Status {
     LaunchConfig config;
     config.grid = grid;
@@ -121,9 +115,7 @@ absl::Status QueueLaunch(Driver& driver, Context& context, Stream& stream,
     config.dynamic_shared_bytes = shared_bytes;
     config.cooperative = cooperative;
     config.params = params;
-    config.printf_sink = [&context](absl::string_view text) {
-      context.printf_buffer.Append(text);
-    };
+    config.printf_sink = [&context](absl::string_view text) { context.printf_buffer.Append(text); };
     return function->program->Launch(function->index, config);
   };
   return context.Enqueue(stream, run, RunOn::kWorker).status();

@@ -80,8 +80,7 @@ CUresult GetVariable(const char* call, CUdeviceptr* address, size_t* size, CUlib
     if (address == nullptr && size == nullptr) return InvalidValue("address and size are null");
     ASSIGN_OR_RETURN(const std::shared_ptr<Library> library, FindLibrary(driver, handle));
     RETURN_IF_ERROR(driver.LinkLibrary(library));
-    ASSIGN_OR_RETURN(const std::shared_ptr<Module> module,
-                     driver.LibraryModule(*library, context));
+    ASSIGN_OR_RETURN(const std::shared_ptr<Module> module, driver.LibraryModule(*library, context));
     const Variable* const variable = module->FindVariable(name);
     if (variable == nullptr || variable->info.managed != managed) {
       return CudaError(CUDA_ERROR_NOT_FOUND, absl::StrCat("no variable ", name));
@@ -191,8 +190,7 @@ CU_API CUresult cuLibraryGetModule(CUmodule* out, CUlibrary handle) {
     RETURN_IF_NULL(out);
     ASSIGN_OR_RETURN(const std::shared_ptr<Library> library, FindLibrary(driver, handle));
     RETURN_IF_ERROR(driver.LinkLibrary(library));
-    ASSIGN_OR_RETURN(const std::shared_ptr<Module> module,
-                     driver.LibraryModule(*library, context));
+    ASSIGN_OR_RETURN(const std::shared_ptr<Module> module, driver.LibraryModule(*library, context));
     *out = module->handle;
     return absl::OkStatus();
   });
@@ -209,12 +207,10 @@ CU_API CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrar
 }
 
 CU_API CUresult cuKernelGetFunction(CUfunction* out, CUkernel handle) {
-  return WithContext("cuKernelGetFunction", [&](Driver& driver, Context& context)
-                                                -> absl::Status {
+  return WithContext("cuKernelGetFunction", [&](Driver& driver, Context& context) -> absl::Status {
     RETURN_IF_NULL(out);
     ASSIGN_OR_RETURN(const std::shared_ptr<Kernel> kernel, FindKernel(driver, handle));
-    ASSIGN_OR_RETURN(const std::shared_ptr<Function> function,
-                     driver.FunctionOf(*kernel, context));
+    ASSIGN_OR_RETURN(const std::shared_ptr<Function> function, driver.FunctionOf(*kernel, context));
     *out = function->handle;
     return absl::OkStatus();
   });

@@ -198,8 +198,8 @@ CUresult Do_cuMemsetD8_v2(const char* call, NullStream null, CUdeviceptr dst, un
                           size_t count) {
   return Fill(call, null, nullptr, dst, 0, value, 1, count, 1);
 }
-CUresult Do_cuMemsetD16_v2(const char* call, NullStream null, CUdeviceptr dst,
-                           unsigned short value, size_t count) {
+CUresult Do_cuMemsetD16_v2(const char* call, NullStream null, CUdeviceptr dst, unsigned short value,
+                           size_t count) {
   return Fill(call, null, nullptr, dst, 0, value, 2, count, 1);
 }
 CUresult Do_cuMemsetD32_v2(const char* call, NullStream null, CUdeviceptr dst, unsigned value,
@@ -218,8 +218,8 @@ CUresult Do_cuMemsetD2D32_v2(const char* call, NullStream null, CUdeviceptr dst,
                              unsigned value, size_t width, size_t height) {
   return Fill(call, null, nullptr, dst, pitch, value, 4, width, height);
 }
-CUresult Do_cuMemsetD8Async(const char* call, NullStream null, CUdeviceptr dst,
-                            unsigned char value, size_t count, CUstream stream) {
+CUresult Do_cuMemsetD8Async(const char* call, NullStream null, CUdeviceptr dst, unsigned char value,
+                            size_t count, CUstream stream) {
   return Fill(call, null, stream, dst, 0, value, 1, count, 1);
 }
 CUresult Do_cuMemsetD16Async(const char* call, NullStream null, CUdeviceptr dst,
@@ -235,8 +235,7 @@ CUresult Do_cuMemsetD2D8Async(const char* call, NullStream null, CUdeviceptr dst
   return Fill(call, null, stream, dst, pitch, value, 1, width, height);
 }
 CUresult Do_cuMemsetD2D16Async(const char* call, NullStream null, CUdeviceptr dst, size_t pitch,
-                               unsigned short value, size_t width, size_t height,
-                               CUstream stream) {
+                               unsigned short value, size_t width, size_t height, CUstream stream) {
   return Fill(call, null, stream, dst, pitch, value, 2, width, height);
 }
 CUresult Do_cuMemsetD2D32Async(const char* call, NullStream null, CUdeviceptr dst, size_t pitch,
@@ -273,16 +272,14 @@ CU_API_TWINS(cuMemcpyPeerAsync, _ptsz,
              dst, dst_context, src, src_context, bytes, stream);
 CU_API_TWINS(cuMemcpy2D_v2, _ptds, (const CUDA_MEMCPY2D* copy), copy);
 CU_API_TWINS(cuMemcpy2DUnaligned_v2, _ptds, (const CUDA_MEMCPY2D* copy), copy);
-CU_API_TWINS(cuMemcpy2DAsync_v2, _ptsz, (const CUDA_MEMCPY2D* copy, CUstream stream), copy,
-             stream);
+CU_API_TWINS(cuMemcpy2DAsync_v2, _ptsz, (const CUDA_MEMCPY2D* copy, CUstream stream), copy, stream);
 CU_API_TWINS(cuMemcpy3D_v2, _ptds, (const CUDA_MEMCPY3D* copy), copy);
-CU_API_TWINS(cuMemcpy3DAsync_v2, _ptsz, (const CUDA_MEMCPY3D* copy, CUstream stream), copy,
-             stream);
+CU_API_TWINS(cuMemcpy3DAsync_v2, _ptsz, (const CUDA_MEMCPY3D* copy, CUstream stream), copy, stream);
 CU_API_TWINS(cuMemcpy3DPeer, _ptds, (const CUDA_MEMCPY3D_PEER* copy), copy);
 CU_API_TWINS(cuMemcpy3DPeerAsync, _ptsz, (const CUDA_MEMCPY3D_PEER* copy, CUstream stream), copy,
              stream);
-CU_API_TWINS(cuMemsetD8_v2, _ptds, (CUdeviceptr dst, unsigned char value, size_t count), dst,
-             value, count);
+CU_API_TWINS(cuMemsetD8_v2, _ptds, (CUdeviceptr dst, unsigned char value, size_t count), dst, value,
+             count);
 CU_API_TWINS(cuMemsetD16_v2, _ptds, (CUdeviceptr dst, unsigned short value, size_t count), dst,
              value, count);
 CU_API_TWINS(cuMemsetD32_v2, _ptds, (CUdeviceptr dst, unsigned value, size_t count), dst, value,

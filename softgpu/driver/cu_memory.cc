@@ -28,8 +28,8 @@ absl::Status FreeDeviceMemory(Driver& driver, CUdeviceptr address) {
 absl::Status AllocateHost(Driver& driver, Context& context, void** out, size_t size,
                           unsigned flags) {
   RETURN_IF_NULL(out);
-  constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP |
-                              CU_MEMHOSTALLOC_WRITECOMBINED;
+  constexpr unsigned kKnown =
+      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   if ((flags & ~kKnown) != 0) return InvalidValue(absl::StrCat("flags 0x", absl::Hex(flags)));
   // All of it is mapped for the device, as unified addressing has it.
   ASSIGN_OR_RETURN(const uint64_t address,
@@ -52,11 +52,9 @@ absl::Status RegisterHost(Driver& driver, Context& context, void* pointer, size_
   if ((flags & (CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY)) != 0) {
     return NotSupported(absl::StrCat("registration flags 0x", absl::Hex(flags)));
   }
-  const bool added = !driver.memory.Find(address) &&
-                     driver.registered.Add({.base = address,
-                                            .size = size,
-                                            .flags = flags,
-                                            .context = context.id});
+  const bool added =
+      !driver.memory.Find(address) &&
+      driver.registered.Add({.base = address, .size = size, .flags = flags, .context = context.id});
   if (!added) {
     return CudaError(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                      absl::StrCat("0x", absl::Hex(address), " is pinned already"));
@@ -79,8 +77,8 @@ PointerFacts DescribePointer(Driver& driver, uint64_t address) {
     facts.known = true;
     facts.allocation = *allocation;
     facts.device_reaches_it = true;
-    facts.type = allocation->kind == AllocationKind::kHost ? CU_MEMORYTYPE_HOST
-                                                           : CU_MEMORYTYPE_DEVICE;
+    facts.type =
+        allocation->kind == AllocationKind::kHost ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   } else if (const auto range = driver.registered.Find(address)) {
     facts.known = true;
     facts.allocation = {.base = range->base,
@@ -177,8 +175,8 @@ CU_API CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CU_API CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t size) {
   return WithContext("cuMemAlloc_v2", [&](Driver& driver, Context& context) -> absl::Status {
     RETURN_IF_NULL(out);
-    ASSIGN_OR_RETURN(*out, driver.memory.Allocate(AllocationKind::kDevice, context.device,
-                                                  context.id, size));
+    ASSIGN_OR_RETURN(
+        *out, driver.memory.Allocate(AllocationKind::kDevice, context.device, context.id, size));
     return absl::OkStatus();
   });
 }
@@ -189,8 +187,8 @@ CU_API CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width
     RETURN_IF_NULL(out);
     RETURN_IF_NULL(pitch);
     if (width == 0 || height == 0 || (element != 4 && element != 8 && element != 16)) {
-      return InvalidValue(absl::StrCat(width, " x ", height, " with elements of ", element,
-                                       " bytes: 4, 8 or 16"));
+      return InvalidValue(
+          absl::StrCat(width, " x ", height, " with elements of ", element, " bytes: 4, 8 or 16"));
     }
     const size_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
     if (row < width || row > std::numeric_limits<size_t>::max() / height) {
@@ -204,9 +202,8 @@ CU_API CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width
 }
 
 CU_API CUresult cuMemFree_v2(CUdeviceptr address) {
-  return WithContext("cuMemFree_v2", [&](Driver& driver, Context&) {
-    return FreeDeviceMemory(driver, address);
-  });
+  return WithContext("cuMemFree_v2",
+                     [&](Driver& driver, Context&) { return FreeDeviceMemory(driver, address); });
 }
 
 CU_API CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
@@ -240,8 +237,8 @@ CU_API CUresult cuMemFreeHost(void* pointer) {
     const uint64_t address = reinterpret_cast<uint64_t>(pointer);
     const auto found = driver.memory.Find(address);
     if (!found || found->base != address || found->kind != AllocationKind::kHost) {
-      return InvalidValue(absl::StrCat("0x", absl::Hex(address),
-                                       " was not given by cuMemHostAlloc"));
+      return InvalidValue(
+          absl::StrCat("0x", absl::Hex(address), " was not given by cuMemHostAlloc"));
     }
     ASSIGN_OR_RETURN(const Allocation allocation, driver.memory.Detach(address));
     driver.WaitForDevice(allocation.device);
@@ -251,8 +248,7 @@ CU_API CUresult cuMemFreeHost(void* pointer) {
 }
 
 CU_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, unsigned flags) {
-  return WithContext("cuMemHostGetDevicePointer_v2", [&](Driver& driver,
-                                                          Context&) -> absl::Status {
+  return WithContext("cuMemHostGetDevicePointer_v2", [&](Driver& driver, Context&) -> absl::Status {
     RETURN_IF_NULL(out);
     RETURN_IF_NULL(pointer);
     if (flags != 0) return InvalidValue(absl::StrCat("flags ", flags, ": must be 0"));
@@ -263,8 +259,9 @@ CU_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, un
       return absl::OkStatus();
     }
     if (driver.registered.Find(address)) {
-      return NotSupported("kernels do not reach memory that was registered, only memory from "
-                          "cuMemHostAlloc");
+      return NotSupported(
+          "kernels do not reach memory that was registered, only memory from "
+          "cuMemHostAlloc");
     }
     return InvalidValue(absl::StrCat("0x", absl::Hex(address), " is not pinned host memory"));
   });
@@ -301,8 +298,7 @@ CU_API CUresult cuMemHostRegister_v2(void* pointer, size_t size, unsigned flags)
 }
 
 CU_API CUresult cuMemHostUnregister(void* pointer) {
-  return WithContext("cuMemHostUnregister", [&](Driver& driver, Context& context)
-                                                -> absl::Status {
+  return WithContext("cuMemHostUnregister", [&](Driver& driver, Context& context) -> absl::Status {
     RETURN_IF_NULL(pointer);
     const uint64_t address = reinterpret_cast<uint64_t>(pointer);
     const auto range = driver.registered.Find(address);
@@ -331,8 +327,8 @@ CU_API CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
 
 // Unlike the singular form this one succeeds for any pointer: that is how the runtime finds out
 // that one belongs to the program.
-CU_API CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
-                                       void** data, CUdeviceptr address) {
+CU_API CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
+                                       CUdeviceptr address) {
   return WithDriver("cuPointerGetAttributes", [&](Driver& driver) -> absl::Status {
     RETURN_IF_NULL(attributes);
     RETURN_IF_NULL(data);

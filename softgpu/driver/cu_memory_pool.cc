@@ -155,10 +155,10 @@ CUresult Do_cuMemFreeAsync(const char* call, NullStream null, CUdeviceptr addres
 using namespace fargpu;           // NOLINT: edge functions only
 using namespace fargpu::softgpu;  // NOLINT: edge functions only
 
-CU_API_TWINS(cuMemAllocAsync, _ptsz, (CUdeviceptr* out, size_t size, CUstream stream), out, size,
+CU_API_TWINS(cuMemAllocAsync, _ptsz, (CUdeviceptr * out, size_t size, CUstream stream), out, size,
              stream);
 CU_API_TWINS(cuMemAllocFromPoolAsync, _ptsz,
-             (CUdeviceptr* out, size_t size, CUmemoryPool pool, CUstream stream), out, size, pool,
+             (CUdeviceptr * out, size_t size, CUmemoryPool pool, CUstream stream), out, size, pool,
              stream);
 CU_API_TWINS(cuMemFreeAsync, _ptsz, (CUdeviceptr address, CUstream stream), address, stream);
 

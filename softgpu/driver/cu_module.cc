@@ -42,8 +42,8 @@ CUresult LoadData(const char* call, CUmodule* out, const void* image, unsigned c
     RETURN_IF_NULL(out);
     RETURN_IF_NULL(image);
     ASSIGN_OR_RETURN(const JitOptions parsed, JitOptions::Parse(count, options, values));
-    return LoadTexts(driver, context, ReadImage(image, Capability(driver, context.device)),
-                     parsed, out);
+    return LoadTexts(driver, context, ReadImage(image, Capability(driver, context.device)), parsed,
+                     out);
   });
 }
 
@@ -125,8 +125,7 @@ CU_API CUresult cuModuleGetFunctionCount(unsigned* count, CUmodule handle) {
   });
 }
 
-CU_API CUresult cuModuleEnumerateFunctions(CUfunction* functions, unsigned count,
-                                           CUmodule handle) {
+CU_API CUresult cuModuleEnumerateFunctions(CUfunction* functions, unsigned count, CUmodule handle) {
   return WithContext("cuModuleEnumerateFunctions", [&](Driver& driver, Context&) -> absl::Status {
     RETURN_IF_NULL(functions);
     ASSIGN_OR_RETURN(const std::shared_ptr<Module> module, FindModule(driver, handle));

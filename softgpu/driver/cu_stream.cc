@@ -51,8 +51,7 @@ CUresult NotCapturing(const char* call, NullStream null, CUstream handle,
 
 }  // namespace
 
-CUresult Do_cuStreamGetPriority(const char* call, NullStream null, CUstream handle,
-                                int* priority) {
+CUresult Do_cuStreamGetPriority(const char* call, NullStream null, CUstream handle, int* priority) {
   return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
     RETURN_IF_NULL(priority);
     *priority = stream.priority;
@@ -60,8 +59,7 @@ CUresult Do_cuStreamGetPriority(const char* call, NullStream null, CUstream hand
   });
 }
 
-CUresult Do_cuStreamGetFlags(const char* call, NullStream null, CUstream handle,
-                             unsigned* flags) {
+CUresult Do_cuStreamGetFlags(const char* call, NullStream null, CUstream handle, unsigned* flags) {
   return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
     RETURN_IF_NULL(flags);
     *flags = stream.flags;
@@ -115,40 +113,41 @@ CUresult Do_cuStreamSynchronize(const char* call, NullStream null, CUstream hand
 
 CUresult Do_cuStreamWaitEvent(const char* call, NullStream null, CUstream handle,
                               CUevent event_handle, unsigned flags) {
-  return WithStream(
-      call, null, handle, [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
-        const std::shared_ptr<Event> event = driver.events.Find(event_handle);
-        if (event == nullptr) return InvalidHandle("not an event");
-        if ((flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) != 0) {
-          return InvalidValue(absl::StrCat("flags ", flags));
-        }
-        std::shared_ptr<EventRecord> record;
-        {
-          MutexLock lock(&event->mutex);
-          record = event->record;
-        }
-        // An event that was never recorded counts as complete.
-        if (record == nullptr || record->Done()) return absl::OkStatus();
-        return context
-            .Enqueue(stream, nullptr, RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes,
-                     {{record->queue, record->position}})
-            .status();
-      });
+  return WithStream(call, null, handle,
+                    [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+                      const std::shared_ptr<Event> event = driver.events.Find(event_handle);
+                      if (event == nullptr) return InvalidHandle("not an event");
+                      if ((flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) != 0) {
+                        return InvalidValue(absl::StrCat("flags ", flags));
+                      }
+                      std::shared_ptr<EventRecord> record;
+                      {
+                        MutexLock lock(&event->mutex);
+                        record = event->record;
+                      }
+                      // An event that was never recorded counts as complete.
+                      if (record == nullptr || record->Done()) return absl::OkStatus();
+                      return context
+                          .Enqueue(stream, nullptr, RunOn::kAnyThread, Wake::kYes,
+                                   Context::Eager::kYes, {{record->queue, record->position}})
+                          .status();
+                    });
 }
 
-CUresult Do_cuLaunchHostFunc(const char* call, NullStream null, CUstream handle,
-                             CUhostFn function, void* data) {
+CUresult Do_cuLaunchHostFunc(const char* call, NullStream null, CUstream handle, CUhostFn function,
+                             void* data) {
   return WithStream(call, null, handle,
                     [&](Driver&, Context& context, Stream& stream) -> absl::Status {
                       RETURN_IF_NULL(function);
                       return context
-                          .Enqueue(stream,
-                                   [function, data] {
-                                     HostFunctionScope scope;
-                                     function(data);
-                                     return absl::OkStatus();
-                                   },
-                                   RunOn::kWorker)
+                          .Enqueue(
+                              stream,
+                              [function, data] {
+                                HostFunctionScope scope;
+                                function(data);
+                                return absl::OkStatus();
+                              },
+                              RunOn::kWorker)
                           .status();
                     });
 }
@@ -181,9 +180,8 @@ CUresult Do_cuStreamGetCaptureInfo(const char* call, NullStream null, CUstream h
 }
 
 CUresult Do_cuStreamGetCaptureInfo_v2(const char* call, NullStream null, CUstream handle,
-                                      CUstreamCaptureStatus* status, cuuint64_t* id,
-                                      CUgraph* graph, const CUgraphNode** dependencies,
-                                      size_t* count) {
+                                      CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                                      const CUgraphNode** dependencies, size_t* count) {
   if (graph != nullptr) *graph = nullptr;
   if (dependencies != nullptr) *dependencies = nullptr;
   if (count != nullptr) *count = 0;
@@ -191,8 +189,8 @@ CUresult Do_cuStreamGetCaptureInfo_v2(const char* call, NullStream null, CUstrea
 }
 
 CUresult Do_cuStreamGetCaptureInfo_v3(const char* call, NullStream null, CUstream handle,
-                                      CUstreamCaptureStatus* status, cuuint64_t* id,
-                                      CUgraph* graph, const CUgraphNode** dependencies,
+                                      CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                                      const CUgraphNode** dependencies,
                                       const CUgraphEdgeData** edges, size_t* count) {
   if (graph != nullptr) *graph = nullptr;
   if (dependencies != nullptr) *dependencies = nullptr;
@@ -237,8 +235,8 @@ CU_API_TWINS(cuStreamGetFlags, _ptsz, (CUstream stream, unsigned* flags), stream
 CU_API_TWINS(cuStreamGetId, _ptsz, (CUstream stream, unsigned long long* id), stream, id);
 CU_API_TWINS(cuStreamGetDevice, _ptsz, (CUstream stream, CUdevice* device), stream, device);
 CU_API_TWINS(cuStreamGetCtx, _ptsz, (CUstream stream, CUcontext* context), stream, context);
-CU_API_TWINS(cuStreamGetCtx_v2, _ptsz,
-             (CUstream stream, CUcontext* context, CUgreenCtx* green), stream, context, green);
+CU_API_TWINS(cuStreamGetCtx_v2, _ptsz, (CUstream stream, CUcontext* context, CUgreenCtx* green),
+             stream, context, green);
 CU_API_TWINS(cuStreamQuery, _ptsz, (CUstream stream), stream);
 CU_API_TWINS(cuStreamSynchronize, _ptsz, (CUstream stream), stream);
 CU_API_TWINS(cuStreamWaitEvent, _ptsz, (CUstream stream, CUevent event, unsigned flags), stream,

@@ -57,9 +57,8 @@ CU_API CUresult cuMemAddressReserve(CUdeviceptr* out, size_t size, size_t alignm
 }
 
 CU_API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
-  return WithDriver("cuMemAddressFree", [&](Driver& driver) {
-    return driver.memory.Unreserve(address, size);
-  });
+  return WithDriver("cuMemAddressFree",
+                    [&](Driver& driver) { return driver.memory.Unreserve(address, size); });
 }
 
 CU_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t size,
@@ -82,8 +81,7 @@ CU_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 CU_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, void* address) {
   return WithDriver("cuMemRetainAllocationHandle", [&](Driver& driver) -> absl::Status {
     RETURN_IF_NULL(out);
-    ASSIGN_OR_RETURN(*out,
-                     driver.memory.RetainPhysical(reinterpret_cast<uint64_t>(address)));
+    ASSIGN_OR_RETURN(*out, driver.memory.RetainPhysical(reinterpret_cast<uint64_t>(address)));
     return absl::OkStatus();
   });
 }
@@ -159,8 +157,7 @@ CU_API CUresult cuMemGetAllocationGranularity(size_t* granularity,
 
 CU_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
                                                        CUmemGenericAllocationHandle handle) {
-  return WithDriver("cuMemGetAllocationPropertiesFromHandle", [&](Driver& driver)
-                                                                  -> absl::Status {
+  return WithDriver("cuMemGetAllocationPropertiesFromHandle", [&](Driver& driver) -> absl::Status {
     RETURN_IF_NULL(properties);
     ASSIGN_OR_RETURN(const int device, driver.memory.PhysicalDevice(handle));
     *properties = CUmemAllocationProp{};

@@ -50,8 +50,8 @@ int DeviceAttribute(const DeviceSpec& device, int attribute) {
     case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
       return device.pci_device;
 
-    // Clocks and widths are only there so that programs which derive figures from them do not divide
-    // by zero: kHz, kHz, bits, bytes.
+    // Clocks and widths are only there so that programs which derive figures from them do not
+    // divide by zero: kHz, kHz, bits, bytes.
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
       return 1000000;

@@ -1,9 +1,9 @@
-#include <cudaProfiler.h>
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <cudaProfiler.h>
 #include <thread>
 
 #include "softgpu/driver/driver_test.h"
@@ -37,9 +37,8 @@ TEST(AaaBeforeInitTest, ForkBeforeInitWorks) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     int count = 0;
-    _exit(cuInit(0) == CUDA_SUCCESS && cuDeviceGetCount(&count) == CUDA_SUCCESS && count == 2
-              ? 0
-              : 1);
+    _exit(cuInit(0) == CUDA_SUCCESS && cuDeviceGetCount(&count) == CUDA_SUCCESS && count == 2 ? 0
+                                                                                              : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -96,8 +95,7 @@ TEST_F(DeviceTest, CountsAndNames) {
 TEST_F(DeviceTest, AttributesAgreeWithEachOther) {
   const auto get = [](int attribute) {
     int value = -12345;
-    EXPECT_SUCCESS(
-        cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), 0));
+    EXPECT_SUCCESS(cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), 0));
     return value;
   };
   EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_WARP_SIZE), 32);

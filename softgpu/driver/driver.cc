@@ -30,8 +30,8 @@ std::atomic<Driver*> live_driver{nullptr};
 // of the driver can be used there.
 std::atomic<bool> forked{false};
 
-// A pointer, not an object: the thread-local destructors of a library that is loaded late run before
-// the last calls come in. A pthread key frees the stack when its thread ends.
+// A pointer, not an object: the thread-local destructors of a library that is loaded late run
+// before the last calls come in. A pthread key frees the stack when its thread ends.
 thread_local std::vector<CUcontext>* current_contexts = nullptr;
 
 void EndThread(void* stack) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cuda.h>
-
 #include <memory>
 #include <vector>
 
@@ -57,8 +56,8 @@ class Driver {
   HandleTable<Library, CUlibrary> libraries;
   HandleTable<Kernel, CUkernel> kernels;
   HandleTable<MemPool, CUmemoryPool> pools;
-  std::vector<std::unique_ptr<PrimaryContext>> primaries;     // by device
-  std::vector<std::unique_ptr<DevicePools>> device_pools;     // by device
+  std::vector<std::unique_ptr<PrimaryContext>> primaries;  // by device
+  std::vector<std::unique_ptr<DevicePools>> device_pools;  // by device
 
   // The context behind a handle. CUDA_ERROR_INVALID_CONTEXT for what never was one (or is not
   // active yet), CUDA_ERROR_CONTEXT_IS_DESTROYED for what is one no more.

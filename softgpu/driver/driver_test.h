@@ -1,9 +1,8 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <atomic>
 #include <chrono>
+#include <cuda.h>
 #include <string>
 #include <vector>
 
@@ -67,8 +66,7 @@ class DriverTest : public ::testing::Test {
     EXPECT_SUCCESS(cuModuleLoadData(&module, text.c_str()));
     CUfunction function = nullptr;
     const std::string name = text.substr(text.find(".entry ") + 7);
-    EXPECT_SUCCESS(
-        cuModuleGetFunction(&function, module, name.substr(0, name.size() - 1).c_str()));
+    EXPECT_SUCCESS(cuModuleGetFunction(&function, module, name.substr(0, name.size() - 1).c_str()));
     return function;
   }
   CUfunction Load(const char* name, FakeKernelBody body) {

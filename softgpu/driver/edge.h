@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cuda.h>
-
 #include <memory>
 #include <new>
 #include <utility>
@@ -19,23 +18,22 @@
 // The way from a cu* function into the driver and back. Every file that defines such functions
 // includes this; nothing else of the library is extern "C".
 //
-// These files are compiled with __CUDA_API_VERSION_INTERNAL, with which cuda.h declares every symbol
-// (old ABIs and per-thread twins too) under its own name, so that the compiler compares each of our
-// definitions with NVIDIA's prototype.
+// These files are compiled with __CUDA_API_VERSION_INTERNAL, with which cuda.h declares every
+// symbol (old ABIs and per-thread twins too) under its own name, so that the compiler compares each
+// of our definitions with NVIDIA's prototype.
 #define CU_API extern "C" __attribute__((visibility("default")))
 
 // Defines `symbol` and its per-thread-default-stream twin. Both call Do<symbol>(name, NullStream,
 // arguments...), which must be declared before.
-#define CU_API_TWINS(symbol, twin_suffix, parameters, ...)                            \
-  CU_API CUresult symbol parameters {                                                 \
-    return ::fargpu::softgpu::Do_##symbol(#symbol, ::fargpu::softgpu::NullStream::kLegacy, \
-                                          __VA_ARGS__);                               \
-  }                                                                                   \
-  CU_API CUresult symbol##twin_suffix parameters {                                    \
-    return ::fargpu::softgpu::Do_##symbol(#symbol #twin_suffix,                       \
-                                          ::fargpu::softgpu::NullStream::kPerThread,  \
-                                          __VA_ARGS__);                               \
-  }                                                                                   \
+#define CU_API_TWINS(symbol, twin_suffix, parameters, ...)                                         \
+  CU_API CUresult symbol parameters {                                                              \
+    return ::fargpu::softgpu::Do_##symbol(#symbol, ::fargpu::softgpu::NullStream::kLegacy,         \
+                                          __VA_ARGS__);                                            \
+  }                                                                                                \
+  CU_API CUresult symbol##twin_suffix parameters {                                                 \
+    return ::fargpu::softgpu::Do_##symbol(#symbol #twin_suffix,                                    \
+                                          ::fargpu::softgpu::NullStream::kPerThread, __VA_ARGS__); \
+  }                                                                                                \
   static_assert(true, "so that the macro ends in a semicolon")
 
 namespace fargpu::softgpu {
@@ -83,17 +81,15 @@ CUresult WithContext(const char* call, Body body) noexcept {
 
 // For calls on a stream: body(Driver&, Context&, Stream&), where the context is the stream's.
 template <typename Body>
-CUresult WithStream(const char* call, NullStream null_stream, CUstream handle,
-                    Body body) noexcept {
+CUresult WithStream(const char* call, NullStream null_stream, CUstream handle, Body body) noexcept {
   return WithDriver(call, [&](Driver& driver) -> absl::Status {
     if (InHostFunction()) {
       return CudaError(CUDA_ERROR_NOT_PERMITTED, "called from a host function of a stream");
     }
     ASSIGN_OR_RETURN(const std::shared_ptr<Context> current, driver.CurrentContext());
     if (current->failed()) return current->error();
-    ASSIGN_OR_RETURN(
-        const std::shared_ptr<Stream> stream,
-        driver.FindStream(*current, handle, null_stream == NullStream::kPerThread));
+    ASSIGN_OR_RETURN(const std::shared_ptr<Stream> stream,
+                     driver.FindStream(*current, handle, null_stream == NullStream::kPerThread));
     std::shared_ptr<Context> context = current;
     if (stream->handle != nullptr) {
       context = stream->context.lock();
@@ -120,8 +116,8 @@ inline absl::Status NotSupported(absl::string_view message) {
 }
 
 // Returns CUDA_ERROR_INVALID_VALUE from the enclosing function if `pointer` is null.
-#define RETURN_IF_NULL(pointer) \
-  do {                          \
+#define RETURN_IF_NULL(pointer)                                                            \
+  do {                                                                                     \
     if ((pointer) == nullptr) return ::fargpu::softgpu::InvalidValue(#pointer " is null"); \
   } while (false)
 

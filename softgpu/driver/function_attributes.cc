@@ -93,9 +93,9 @@ absl::Status SetFunctionAttribute(const KernelInfo& info, FunctionSettings& sett
     case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
       return CudaError(CUDA_ERROR_NOT_SUPPORTED, "clusters");
     default:
-      return CudaError(CUDA_ERROR_INVALID_VALUE,
-                       absl::StrCat("function attribute ", static_cast<int>(attribute),
-                                    " cannot be set"));
+      return CudaError(
+          CUDA_ERROR_INVALID_VALUE,
+          absl::StrCat("function attribute ", static_cast<int>(attribute), " cannot be set"));
   }
 }
 
@@ -103,8 +103,8 @@ int ActiveBlocksPerMultiprocessor(const KernelInfo& info, int block_threads,
                                   size_t dynamic_shared_bytes) {
   if (block_threads <= 0 || block_threads > MaxThreads(info)) return 0;
   const int warps = (block_threads + kWarpSize - 1) / kWarpSize;
-  int blocks = std::min(kMaxBlocksPerMultiprocessor,
-                        kMaxThreadsPerMultiprocessor / kWarpSize / warps);
+  int blocks =
+      std::min(kMaxBlocksPerMultiprocessor, kMaxThreadsPerMultiprocessor / kWarpSize / warps);
   const int registers_per_warp =
       (static_cast<int>(std::max(info.registers, 1u)) * kWarpSize + kRegisterUnit - 1) /
       kRegisterUnit * kRegisterUnit;

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <cstddef>
+#include <cuda.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

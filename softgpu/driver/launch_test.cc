@@ -20,8 +20,8 @@ class LaunchTest : public DriverTest {
     });
   }
 
-  CUresult LaunchShape(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                       unsigned bz, unsigned shared = 0) {
+  CUresult LaunchShape(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared = 0) {
     return cuLaunchKernel(function_, gx, gy, gz, bx, by, bz, shared, nullptr, values_, nullptr);
   }
 
@@ -116,8 +116,7 @@ TEST_F(LaunchTest, MoreSharedMemoryOnRequest) {
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, LaunchShape(1, 1, 1, 1, 1, 1, (100 << 10) + 1));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuFuncSetAttribute(function_, attribute, 227 << 10));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuFuncSetAttribute(function_, attribute, -1));
-  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
-            cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_NUM_REGS, 1));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_NUM_REGS, 1));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
             cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(99), function_));
 }
@@ -168,8 +167,7 @@ TEST_F(LaunchTest, ExtendedLaunches) {
 
 TEST_F(LaunchTest, CooperativeGridsMustFit) {
   // 1024 threads: two blocks on each of four multiprocessors.
-  EXPECT_SUCCESS(
-      cuLaunchCooperativeKernel(function_, 8, 1, 1, 1024, 1, 1, 0, nullptr, values_));
+  EXPECT_SUCCESS(cuLaunchCooperativeKernel(function_, 8, 1, 1, 1024, 1, 1, 0, nullptr, values_));
   EXPECT_CU(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
             cuLaunchCooperativeKernel(function_, 9, 1, 1, 1024, 1, 1, 0, nullptr, values_));
 }
@@ -188,8 +186,7 @@ TEST_F(LaunchTest, Occupancy) {
   EXPECT_EQ(blocks, 8);  // 2048 threads
   EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 32, 0));
   EXPECT_EQ(blocks, 32);  // the limit of blocks
-  EXPECT_SUCCESS(
-      cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 256, 46 << 10));
+  EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 256, 46 << 10));
   EXPECT_EQ(blocks, 4);  // 48 KiB each of 228 KiB
   EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 2000, 0));
   EXPECT_EQ(blocks, 0);
@@ -205,12 +202,10 @@ TEST_F(LaunchTest, Occupancy) {
   EXPECT_CU(CUDA_ERROR_INVALID_HANDLE,
             cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nullptr, 1, 0));
   int grid = 0, block = 0;
-  EXPECT_SUCCESS(
-      cuOccupancyMaxPotentialBlockSize(&grid, &block, function_, nullptr, 0, 0));
+  EXPECT_SUCCESS(cuOccupancyMaxPotentialBlockSize(&grid, &block, function_, nullptr, 0, 0));
   EXPECT_EQ(block, 1024);
   EXPECT_EQ(grid, 8);
-  EXPECT_SUCCESS(
-      cuOccupancyMaxPotentialBlockSize(&grid, &block, function_, nullptr, 0, 100));
+  EXPECT_SUCCESS(cuOccupancyMaxPotentialBlockSize(&grid, &block, function_, nullptr, 0, 100));
   EXPECT_EQ(block, 64);  // 32 blocks of 64 are more threads than 21 of 96
   size_t bytes = 0;
   EXPECT_SUCCESS(cuOccupancyAvailableDynamicSMemPerBlock(&bytes, function_, 8, 256));

@@ -1,9 +1,8 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <atomic>
 #include <cstdint>
+#include <cuda.h>
 #include <memory>
 
 #include "common/mutex.h"

@@ -148,8 +148,8 @@ TEST_F(MemoryTest, PointerAttributes) {
 TEST_F(MemoryTest, VirtualMemory) {
   const CUmemAllocationProp properties = OnDevice(0);
   size_t granularity = 0;
-  ASSERT_SUCCESS(cuMemGetAllocationGranularity(&granularity, &properties,
-                                               CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  ASSERT_SUCCESS(
+      cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   ASSERT_EQ(granularity, 2 * kMiB);
   CUdeviceptr range = 0;
   ASSERT_SUCCESS(cuMemAddressReserve(&range, 8 * kMiB, 0, 0, 0));

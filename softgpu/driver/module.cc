@@ -32,7 +32,10 @@ absl::StatusOr<std::vector<std::string>> TextsOf(const driver_abi::Image& image,
 }
 
 driver_abi::ImageKind FileKind(absl::string_view contents) {
-  if (absl::StartsWith(contents, "\x7f" "ELF")) return driver_abi::ImageKind::kElf;
+  if (absl::StartsWith(contents,
+                       "\x7f"
+                       "ELF"))
+    return driver_abi::ImageKind::kElf;
   if (absl::StartsWith(contents, "\x50\xed\x55\xba")) return driver_abi::ImageKind::kFatbin;
   return driver_abi::ImageKind::kPtx;
 }

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cuda.h>
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,8 +56,8 @@ struct Module {
   CUmodule handle = nullptr;
   std::weak_ptr<Context> context;
   uint64_t context_id = 0;
-  bool has_code = true;     // false: the image held no PTX
-  bool of_library = false;  // unloaded with its library only
+  bool has_code = true;                              // false: the image held no PTX
+  bool of_library = false;                           // unloaded with its library only
   std::vector<std::shared_ptr<Function>> functions;  // in the order of the program
   std::vector<Variable> variables;
   uint64_t variable_memory = 0;  // 0 if it has none

@@ -51,11 +51,10 @@ class ModuleTest : public DriverTest {
   void SetUp() override {
     DriverTest::SetUp();
     for (const char* name : {"one", "two"}) {
-      RegisterFakeKernel(FakeKernelInfo(name, {8, 4}),
-                         [this](const LaunchConfig&) {
-                           ++launches_;
-                           return absl::OkStatus();
-                         });
+      RegisterFakeKernel(FakeKernelInfo(name, {8, 4}), [this](const LaunchConfig&) {
+        ++launches_;
+        return absl::OkStatus();
+      });
     }
   }
   CUresult LaunchWithParams(CUfunction function) {
@@ -65,7 +64,8 @@ class ModuleTest : public DriverTest {
     return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, params, nullptr);
   }
 
-  const std::string text_ = ".version 9.0\n.entry one\n.entry two\n.global g 100 7\n.global h 4 3\n";
+  const std::string text_ =
+      ".version 9.0\n.entry one\n.entry two\n.global g 100 7\n.global h 4 3\n";
   std::atomic<int> launches_{0};
 };
 
@@ -178,13 +178,12 @@ TEST_F(ModuleTest, AnImageWithoutPtxLoadsAndCannotRun) {
   ASSERT_SUCCESS(cuModuleLoadData(&module, empty.data()));
   EXPECT_CU(CUDA_ERROR_NO_BINARY_FOR_GPU, cuModuleGetFunction(&function, module, "one"));
   CUlibrary library = nullptr;
-  ASSERT_SUCCESS(cuLibraryLoadData(&library, empty.data(), nullptr, nullptr, 0, nullptr, nullptr,
-                                   0));
+  ASSERT_SUCCESS(
+      cuLibraryLoadData(&library, empty.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
   CUkernel kernel = nullptr;
   ASSERT_SUCCESS(cuLibraryGetKernel(&kernel, library, "one"));
   EXPECT_CU(CUDA_ERROR_NO_BINARY_FOR_GPU, cuKernelGetFunction(&function, kernel));
-  EXPECT_CU(CUDA_ERROR_NO_BINARY_FOR_GPU,
-            LaunchWithParams(reinterpret_cast<CUfunction>(kernel)));
+  EXPECT_CU(CUDA_ERROR_NO_BINARY_FOR_GPU, LaunchWithParams(reinterpret_cast<CUfunction>(kernel)));
   EXPECT_SUCCESS(cuLibraryUnload(library));
 }
 
@@ -196,8 +195,8 @@ TEST_F(ModuleTest, GarbageIsRefused) {
 }
 
 TEST_F(ModuleTest, FilesAreCheckedWhole) {
-  const std::string path = ::testing::TempDir() + "/softgpu_module_test_" +
-                           std::to_string(getpid());
+  const std::string path =
+      ::testing::TempDir() + "/softgpu_module_test_" + std::to_string(getpid());
   const auto write = [&](const std::string& contents) {
     std::ofstream(path, std::ios::binary) << contents;
   };
@@ -211,7 +210,10 @@ TEST_F(ModuleTest, FilesAreCheckedWhole) {
     write(container.substr(0, size));
     EXPECT_CU(CUDA_ERROR_INVALID_IMAGE, cuModuleLoad(&module, path.c_str())) << size;
   }
-  write(std::string("\x7f" "ELF", 4));
+  write(
+      std::string("\x7f"
+                  "ELF",
+                  4));
   EXPECT_CU(CUDA_ERROR_INVALID_IMAGE, cuModuleLoad(&module, path.c_str()));
   std::remove(path.c_str());
 }
@@ -220,8 +222,8 @@ TEST_F(ModuleTest, LibrariesLoadWithoutAContextAndServeAllDevices) {
   ASSERT_SUCCESS(cuCtxSetCurrent(nullptr));
   CUlibrary library = nullptr;
   CUlibraryOption option = CU_LIBRARY_BINARY_IS_PRESERVED;
-  ASSERT_SUCCESS(cuLibraryLoadData(&library, text_.c_str(), nullptr, nullptr, 0, &option, nullptr,
-                                   1));
+  ASSERT_SUCCESS(
+      cuLibraryLoadData(&library, text_.c_str(), nullptr, nullptr, 0, &option, nullptr, 1));
   CUkernel kernel = nullptr, all[2] = {};
   ASSERT_SUCCESS(cuLibraryGetKernel(&kernel, library, "one"));
   CUkernel again = nullptr;
@@ -256,8 +258,8 @@ TEST_F(ModuleTest, LibrariesLoadWithoutAContextAndServeAllDevices) {
     EXPECT_SUCCESS(cuLibraryGetGlobal(&variables[device], &size, library, "g"));
     EXPECT_EQ(size, 100u);
     int ordinal = -1;
-    EXPECT_SUCCESS(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-                                         variables[device]));
+    EXPECT_SUCCESS(
+        cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, variables[device]));
     EXPECT_EQ(ordinal, device);
     CUmodule module = nullptr;
     EXPECT_SUCCESS(cuLibraryGetModule(&module, library));
@@ -272,8 +274,8 @@ TEST_F(ModuleTest, LibrariesLoadWithoutAContextAndServeAllDevices) {
 
 TEST_F(ModuleTest, ALibrarySurvivesAReset) {
   CUlibrary library = nullptr;
-  ASSERT_SUCCESS(cuLibraryLoadData(&library, text_.c_str(), nullptr, nullptr, 0, nullptr, nullptr,
-                                   0));
+  ASSERT_SUCCESS(
+      cuLibraryLoadData(&library, text_.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
   CUkernel kernel = nullptr;
   ASSERT_SUCCESS(cuLibraryGetKernel(&kernel, library, "one"));
   for (int round = 0; round < 3; ++round) {

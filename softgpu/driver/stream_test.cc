@@ -6,10 +6,9 @@
 extern "C" {
 CUresult cuStreamSynchronize_ptsz(CUstream stream);
 CUresult cuStreamQuery_ptsz(CUstream stream);
-CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y,
-                             unsigned grid_z, unsigned block_x, unsigned block_y,
-                             unsigned block_z, unsigned shared_bytes, CUstream stream,
-                             void** params, void** extra);
+CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                             unsigned block_x, unsigned block_y, unsigned block_z,
+                             unsigned shared_bytes, CUstream stream, void** params, void** extra);
 }
 
 namespace fargpu::softgpu {
@@ -290,9 +289,7 @@ TEST_F(StreamTest, CallbacksLearnOfErrors) {
   std::atomic<int> told{-1};
   EXPECT_SUCCESS(cuStreamAddCallback(
       stream,
-      [](CUstream, CUresult status, void* data) {
-        *static_cast<std::atomic<int>*>(data) = status;
-      },
+      [](CUstream, CUresult status, void* data) { *static_cast<std::atomic<int>*>(data) = status; },
       &told, 0));
   gate.Open();
   EXPECT_CU(CUDA_ERROR_LAUNCH_FAILED, cuStreamSynchronize(stream));

@@ -156,9 +156,9 @@ absl::StatusOr<DeviceConfig> ParseDeviceConfig(absl::string_view text, const Hos
         if (value != "run" && value != "null") return BadValue(key, value, "run or null");
         config.mode = value == "null" ? ExecutionMode::kNull : ExecutionMode::kRun;
       } else {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "FARGPU_SOFTGPU: unknown key \"", key,
-            "\": expected devices, memory, name, capability, sms, mode or machine"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("FARGPU_SOFTGPU: unknown key \"", key,
+                         "\": expected devices, memory, name, capability, sms, mode or machine"));
       }
     }
     if (config.devices.size() + count > kMaxDevices) {

@@ -58,11 +58,10 @@ TEST(DeviceConfigTest, CardsDifferAndStayTheSame) {
 }
 
 TEST(DeviceConfigTest, RefusesWhatItDoesNotUnderstand) {
-  for (const char* text :
-       {"devices=0", "devices=65", "devices=x", "devices", "memory=1", "memory=4GB",
-        "memory=99999999999999999999", "memory=2048TiB", "memory=-1MiB", "capability=13",
-        "capability=a.b", "capability=0.0", "sms=0", "mode=fast", "color=red", "name=",
-        "devices=40;devices=40"}) {
+  for (const char* text : {"devices=0", "devices=65", "devices=x", "devices", "memory=1",
+                           "memory=4GB", "memory=99999999999999999999", "memory=2048TiB",
+                           "memory=-1MiB", "capability=13", "capability=a.b", "capability=0.0",
+                           "sms=0", "mode=fast", "color=red", "name=", "devices=40;devices=40"}) {
     const auto config = ParseDeviceConfig(text, kHost);
     EXPECT_THAT(config, StatusIs(absl::StatusCode::kInvalidArgument)) << text;
     EXPECT_THAT(std::string(config.status().message()), HasSubstr("FARGPU_SOFTGPU")) << text;

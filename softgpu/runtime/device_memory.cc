@@ -73,14 +73,13 @@ absl::StatusOr<uint64_t> DeviceMemory::TakeBlocks(uint64_t size) {
 
 void DeviceMemory::GiveBlocks(uint64_t address, uint64_t size) {
   // A fresh mapping drops the pages and the access rights in one step.
-  mmap(ToPointer(address), size, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mmap(ToPointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+       -1, 0);
   madvise(ToPointer(address), size, MADV_DONTDUMP);
   addresses_.Give(address, size + kBlockBytes);
 }
 
-absl::StatusOr<uint64_t> DeviceMemory::AllocateShared(int device, uint64_t context,
-                                                      uint64_t size) {
+absl::StatusOr<uint64_t> DeviceMemory::AllocateShared(int device, uint64_t context, uint64_t size) {
   std::vector<SharedBlock>& blocks = shared_blocks_[context];
   for (SharedBlock& block : blocks) {
     if (block.device != device) continue;
@@ -175,8 +174,7 @@ void DeviceMemory::FreeDetached(const Allocation& allocation) {
   MutexLock lock(&mutex_);
   const auto found = detached_.find(allocation.base);
   // A context that ends frees what is detached too; the address may since belong to another.
-  if (found == detached_.end() ||
-      found->second.allocation.buffer_id != allocation.buffer_id) {
+  if (found == detached_.end() || found->second.allocation.buffer_id != allocation.buffer_id) {
     return;
   }
   const Record record = found->second;

@@ -64,9 +64,7 @@ class DeviceMemory {
   std::optional<Allocation> Find(uint64_t address) const;
   // Whether all of [address, address + size) is memory that may be read (or written).
   bool Accessible(uint64_t address, uint64_t size, Access wanted) const;
-  bool InWindow(uint64_t address) const {
-    return address - window_.base < window_.size;
-  }
+  bool InWindow(uint64_t address) const { return address - window_.base < window_.size; }
 
   uint64_t Capacity(int device) const { return capacities_[device]; }
   uint64_t FreeBytes(int device) const;

@@ -1,3 +1,5 @@
+#include "softgpu/runtime/device_window.h"
+
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -5,7 +7,6 @@
 #include "common/mutex.h"
 #include "softgpu/compiler.h"
 #include "softgpu/runtime/address_space.h"
-#include "softgpu/runtime/device_window.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -24,9 +25,8 @@ constexpr AddressWindow kCandidates[] = {
 
 bool Reserve(const AddressWindow& window) {
   void* const wanted = reinterpret_cast<void*>(window.base);
-  void* const got =
-      mmap(wanted, window.size, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  void* const got = mmap(wanted, window.size, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (got == MAP_FAILED) return false;
   // A sanitizer, or a kernel that does not know MAP_FIXED_NOREPLACE, may choose another address.
   if (got != wanted) {
@@ -43,9 +43,10 @@ AddressWindow ReserveAny() {
     if (Reserve(candidate)) return candidate;
   }
   // Without a window there is no device memory and nothing this library can do.
-  std::fputs("fargpu: softgpu: no free address range of 2^36 bytes for device memory; is the "
-             "address space limited (ulimit -v)?\n",
-             stderr);
+  std::fputs(
+      "fargpu: softgpu: no free address range of 2^36 bytes for device memory; is the "
+      "address space limited (ulimit -v)?\n",
+      stderr);
   return AddressWindow{};
 }
 

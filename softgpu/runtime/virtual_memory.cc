@@ -40,8 +40,8 @@ int Protection(Access access) {
 
 absl::StatusOr<uint64_t> DeviceMemory::Reserve(uint64_t size, uint64_t alignment, uint64_t hint) {
   if (size == 0 || !IsWhole(size)) {
-    return Invalid(absl::StrCat("reservation of ", size, " bytes: not a multiple of ",
-                                kBlockBytes));
+    return Invalid(
+        absl::StrCat("reservation of ", size, " bytes: not a multiple of ", kBlockBytes));
   }
   if ((alignment & (alignment - 1)) != 0) {
     return Invalid(absl::StrCat("alignment ", alignment, " is not a power of two"));
@@ -82,8 +82,8 @@ absl::Status DeviceMemory::Unreserve(uint64_t address, uint64_t size) {
 
 absl::StatusOr<uint64_t> DeviceMemory::CreatePhysical(int device, uint64_t size) {
   if (size == 0 || !IsWhole(size)) {
-    return Invalid(absl::StrCat("physical memory of ", size, " bytes: not a multiple of ",
-                                kBlockBytes));
+    return Invalid(
+        absl::StrCat("physical memory of ", size, " bytes: not a multiple of ", kBlockBytes));
   }
   MutexLock lock(&mutex_);
   RETURN_IF_ERROR(Charge(device, size));
@@ -160,8 +160,8 @@ absl::StatusOr<int> DeviceMemory::PhysicalDevice(uint64_t handle) const {
 
 absl::Status DeviceMemory::CheckReserved(uint64_t address, uint64_t size) const {
   if (size == 0 || !IsWhole(address) || !IsWhole(size)) {
-    return Invalid(absl::StrCat("range 0x", absl::Hex(address), " + ", size,
-                                ": not multiples of ", kBlockBytes));
+    return Invalid(absl::StrCat("range 0x", absl::Hex(address), " + ", size, ": not multiples of ",
+                                kBlockBytes));
   }
   auto reservation = reservations_.upper_bound(address);
   if (reservation != reservations_.begin()) {
@@ -189,13 +189,11 @@ absl::Status DeviceMemory::Map(uint64_t address, uint64_t size, uint64_t offset,
   const auto next = records_.lower_bound(address);
   if ((next != records_.end() && next->first - address < size) ||
       FindRecord(address) != records_.end()) {
-    return Invalid(absl::StrCat("range 0x", absl::Hex(address), " + ", size,
-                                " is mapped already"));
+    return Invalid(absl::StrCat("range 0x", absl::Hex(address), " + ", size, " is mapped already"));
   }
   void* const mapped =
       mmap(ToPointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED,
-           files_[physical.device].fd.get(),
-           static_cast<off_t>(physical.file_offset + offset));
+           files_[physical.device].fd.get(), static_cast<off_t>(physical.file_offset + offset));
   if (mapped == MAP_FAILED) {
     return CudaError(CUDA_ERROR_OUT_OF_MEMORY, ErrnoStatus("mmap of device memory").message());
   }

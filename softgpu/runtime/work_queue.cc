@@ -95,7 +95,8 @@ class WorkerPool {
         work_.WaitFor(&mutex_, left);
       }
       --waiting_;
-      // Queues that are ready are taken even when stopping: RunOnWorker() then only gives them back.
+      // Queues that are ready are taken even when stopping: RunOnWorker() then only gives them
+      // back.
       if (ready_.empty()) return;
       std::shared_ptr<WorkQueue> queue = std::move(ready_.front());
       ready_.pop_front();
