@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -109,7 +110,9 @@ class CliTest(unittest.TestCase):
         self.assertEqual(self.fargpu("down").stdout, "nothing was running\n")
 
     def test_exit_statuses_of_run(self):
+        self.env["FARGPU_BROKER"] = "127.0.0.1:1"  # the default may be somebody's
         result = self.run_program("true")
+        del self.env["FARGPU_BROKER"]
         self.assertEqual(result.returncode, 125)
         self.assertRegex(result.stderr,
                          r"^fargpu: no broker at 127.0.0.1:\d+; start one with `fargpu up`\n$")
@@ -252,6 +255,82 @@ class CliTest(unittest.TestCase):
             self.assertNotIn("127.0.0.1:4830,", self.up())
             self.assertEqual(self.run_program("true").returncode, 0)
 
+    def test_kill_9_of_the_broker_loses_and_doubles_nothing(self):
+        self.up()
+        stop = threading.Event()
+        outcomes = []
+
+        def run_again_and_again():
+            while not stop.is_set():
+                result = self.run_program("true", memory="1GiB", cores="25")
+                outcomes.append((result.returncode, result.stderr))
+
+        threads = [threading.Thread(target=run_again_and_again) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(4):
+            time.sleep(0.4)
+            broker = int((self.home / "broker.pid").read_text().split()[0])
+            os.kill(broker, signal.SIGKILL)
+            self.up()
+        time.sleep(0.3)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        self.assertGreater(sum(status == 0 for status, _ in outcomes), 3, outcomes)
+        # Whoever was not served was told that no broker was there, and nothing else went wrong.
+        for status, errors in outcomes:
+            if status != 0 or errors:
+                self.assertEqual(status, 125, errors)
+                self.assertIn("no broker at", errors)
+        self.assertEqual(self.fargpu("leases").stdout, "No leases.\n")
+        self.assertIn("0/100%", self.fargpu("pool").stdout)
+
+    def test_mutual_tls_beyond_loopback(self):
+        keys = self.root / "keys"
+        keys.mkdir()
+
+        def openssl(*arguments):
+            subprocess.run(["openssl", *arguments], cwd=keys, check=True, capture_output=True)
+
+        for ca in ("ca", "stranger-ca"):
+            openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+                    "-nodes", "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}")
+        (keys / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        for name, ca in (("broker", "ca"), ("client", "ca"), ("stranger", "stranger-ca")):
+            openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                    "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey",
+                    f"{ca}.key", "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "san")
+        broker = subprocess.Popen(
+            [str(self.root / "bin" / "fargpu-broker"), "--listen", "0.0.0.0:0", "--state",
+             str(self.root / "state"), "--address-file", str(self.root / "address"),
+             "--tls-cert", str(keys / "broker.pem"), "--tls-key", str(keys / "broker.key"),
+             "--tls-ca", str(keys / "ca.pem")], stderr=subprocess.DEVNULL)
+        try:
+            self.wait_for((self.root / "address").exists)
+            port = (self.root / "address").read_text().strip().rpartition(":")[2]
+            address = f"127.0.0.1:{port}"
+
+            def version(name):
+                environment = {} if name is None else {
+                    "FARGPU_TLS_CERT": str(keys / f"{name}.pem"),
+                    "FARGPU_TLS_KEY": str(keys / f"{name}.key"),
+                    "FARGPU_TLS_CA": str(keys / "ca.pem")}
+                return subprocess.run(
+                    [str(self.root / "bin" / "fargpu"), "version", "--broker", address],
+                    env=self.env | environment, capture_output=True, text=True, timeout=TIMEOUT,
+                    check=False)
+
+            self.assertIn(f"at {address}", version("client").stdout)
+            self.assertEqual(version("stranger").returncode, 1)
+            self.assertEqual(version(None).returncode, 1)
+        finally:
+            broker.terminate()
+            start = time.monotonic()
+            self.assertEqual(broker.wait(TIMEOUT), 0)
+            self.assertLess(time.monotonic() - start, 5)
+
     def start_lease_helper(self, **settings):
         return subprocess.Popen([str(self.root / "bin" / "fargpu-lease")],
                                 env=dict(self.env, **settings), stdin=subprocess.PIPE,
@@ -329,6 +408,7 @@ class CliTest(unittest.TestCase):
         self.assertIn("FARGPU_TLS_CERT", result.stderr)
         result = self.fargpu("--broker", "nonsense", "pool")
         self.assertIn("neither HOST:PORT nor unix:/path", result.stderr)
+        self.env["FARGPU_BROKER"] = "127.0.0.1:1"
         result = self.fargpu("version")
         self.assertEqual(result.returncode, 0)
         self.assertRegex(result.stdout, r"^fargpu \d+\.\d+\.\d+\n$")

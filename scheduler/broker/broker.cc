@@ -67,6 +67,7 @@ absl::Status Broker::Start() {
   for (NodeRecord& record : contents.nodes) {
     PoolNode& node = pool_.Put(std::move(record.hello));
     node.last_heard_ms = record.last_heard_ms;
+    node.expected_until = now + options_.reconnect_grace;
     node.last_heard = now - absl::Milliseconds(clock_->WallMillis() - record.last_heard_ms);
   }
   for (LeaseRecord& record : contents.leases) {
@@ -190,7 +191,8 @@ void Broker::TryPlace(PendingMap::iterator it, Deferred* deferred) {
     // If nodes refused what our books call free, that is what the caller should hear about.
     if (!pending.last_refusal.ok()) failure = pending.last_refusal;
   }
-  if (now < pending.give_up) {
+  // Also a request that does not want to wait is not refused for a restart of ours or of a daemon.
+  if (now < std::max(pending.give_up, pool_.ExpectedUntil())) {
     pending.refused.clear();
     pending.last_refusal = absl::OkStatus();
     pending.next_try = now + options_.retry_waiting;

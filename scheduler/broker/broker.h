@@ -28,7 +28,10 @@ namespace fargpu::scheduler {
 
 struct BrokerOptions {
   absl::Duration default_ttl = absl::Minutes(10);
-  absl::Duration silent_after = absl::Seconds(5);     // without a heartbeat
+  absl::Duration silent_after = absl::Seconds(5);  // without a heartbeat
+  // What a daemon takes to come back after a restart of it or of the broker. It waits up to 5 s
+  // between tries.
+  absl::Duration reconnect_grace = absl::Seconds(6);
   absl::Duration reserve_timeout = absl::Seconds(3);  // for a node's answer to Reserve
   absl::Duration retry_waiting = absl::Seconds(1);    // between tries of a request that waits
   absl::Duration keep_ended = absl::Hours(24);

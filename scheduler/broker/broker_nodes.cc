@@ -274,7 +274,9 @@ void Broker::NodeStreamEnded(uint64_t registration) {
   Deferred deferred;
   MutexLock lock(&mutex_);
   PoolNode* const node = FindRegistration(registration);
-  if (node != nullptr) Disconnect(*node, "its connection ended", &deferred);
+  if (node == nullptr) return;
+  node->expected_until = clock_->Steady() + options_.reconnect_grace;
+  Disconnect(*node, "its connection ended", &deferred);
 }
 
 void Broker::TickNodes(absl::Duration now, Deferred* deferred) {

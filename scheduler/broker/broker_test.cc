@@ -220,9 +220,26 @@ TEST_F(BrokerTest, NoNodeIsUnavailable) {
   FakeNode node("gpu-1", {{1, 8192}});
   node.Register(broker_.get());
   broker_->NodeStreamEnded(node.registration);
+  // Its daemon may just have been started anew, so the request waits a little.
   const auto call = Allocate(Request(1));
+  Pass(absl::Seconds(5));
+  EXPECT_EQ(call->answers, 0);
+  Pass(absl::Seconds(1) + absl::Milliseconds(100));
   EXPECT_THAT(call->answer, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(std::string(call->answer.status().message()), HasSubstr("gpu-1"));
+  EXPECT_THAT(Allocate(Request(1))->answer, StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(BrokerTest, ARequestAfterARestartWaitsForTheNodesToComeBack) {
+  FakeNode node("gpu-1", {{1, 8192}});
+  node.Register(broker_.get());
+  StartBroker();
+  const auto call = Allocate(Request(1024));
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(call->answers, 0);
+  node.Register(broker_.get());
+  node.Answer(node.TakeReserve());
+  EXPECT_OK(call->answer);
 }
 
 TEST_F(BrokerTest, SameRequestIdGivesSameLease) {
@@ -322,6 +339,14 @@ TEST_F(BrokerTest, ANodeThatGoesAwayWhileAskedIsPassedOver) {
   b.Answer(b.TakeReserve());
   ASSERT_OK(call->answer);
   EXPECT_EQ(call->answer->lease().devices(0).node(), "b");
+  // What does not fit on the other is refused once the lost one should have been back.
+  const auto large = Allocate(Request(8192));
+  EXPECT_EQ(large->answers, 0);
+  for (int second = 0; second < 7; ++second) {
+    Pass(absl::Seconds(1));
+    b.Heartbeat();
+  }
+  EXPECT_THAT(large->answer, StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 TEST_F(BrokerTest, SilentNodesAreMarkedNotForgottenAndNotPlacedOn) {

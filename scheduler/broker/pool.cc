@@ -129,6 +129,14 @@ absl::Status Pool::CheckAnyConnected(absl::Duration now) const {
                    " s ago; check that fargpud runs there"));
 }
 
+absl::Duration Pool::ExpectedUntil() const {
+  absl::Duration latest;
+  for (const auto& [name, node] : nodes_) {
+    if (!node.connected()) latest = std::max(latest, node.expected_until);
+  }
+  return latest;
+}
+
 broker::v1::Node Pool::ToProto(const PoolNode& node) const {
   broker::v1::Node proto;
   proto.set_name(node.hello.node_name());

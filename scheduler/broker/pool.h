@@ -40,9 +40,11 @@ struct PoolNode {
   node::v1::Hello hello;  // without leases
   // 0: not connected, so nothing is placed on it.
   uint64_t registration = 0;
-  std::shared_ptr<NodeChannel> channel;   // shared with the stream's reactor; set while connected
-  absl::Duration last_heard;              // steady clock
-  int64_t last_heard_ms = 0;              // wall clock
+  std::shared_ptr<NodeChannel> channel;  // shared with the stream's reactor; set while connected
+  absl::Duration last_heard;             // steady clock
+  int64_t last_heard_ms = 0;             // wall clock
+  // Not connected, but its daemon should be back by then (steady clock): requests wait for it.
+  absl::Duration expected_until;
   std::map<std::string, PoolCard> cards;  // by uuid
 
   bool connected() const { return registration != 0; }
@@ -75,6 +77,9 @@ class Pool {
   // kUnavailable if there is no node, or none that answers. `now` is on the steady clock.
   absl::Status CheckPossible(const PlacementRequest& request) const;
   absl::Status CheckAnyConnected(absl::Duration now) const;
+
+  // Until when a node that is not connected is expected back; zero if none is.
+  absl::Duration ExpectedUntil() const;
 
   broker::v1::Node ToProto(const PoolNode& node) const;
 
