@@ -354,7 +354,7 @@ TEST(FaultTest, WildAddressesEndTheLaunchOnly) {
   const absl::Status null = Access("st.global.u32 [%a], 1;", 0);
   EXPECT_THAT(null, IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
   EXPECT_THAT(std::string(null.message()), HasSubstr("kernel k, block (0, 0, 0), thread (3, 0, 0)"));
-  EXPECT_THAT(Access("ld.global.u32 %r2, [%a]; st.global.u32 [%a], %r2;", page.address() + 4096), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  EXPECT_THAT(Access("ld.global.u32 %r2, [%a]; add.u32 %r2, %r2, 1; st.global.u32 [%a], %r2;", page.address() + 4096), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
   int host = 5;
   EXPECT_THAT(Access("st.u32 [%a], 1;", reinterpret_cast<uint64_t>(&host)), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
   EXPECT_EQ(host, 5);

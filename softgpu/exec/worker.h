@@ -102,7 +102,8 @@ class Worker {
  private:
   bool StartBlock(Launch* launch, uint64_t index, RunningBlock* block);
   void Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks);
-  void Resume(RunningWarp* warp);
+  // Runs fibers, `first` to begin with, until one comes back here; returns which.
+  RunningWarp* Resume(RunningWarp* first);
   void EndWarp(RunningWarp* warp);
   static void FiberMain(void* argument);
   FiberStack TakeStack();

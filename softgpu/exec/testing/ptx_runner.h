@@ -63,7 +63,7 @@ class PtxRunner {
       if (info.name != name) continue;
       std::vector<char> params(info.param_bytes);
       size_t next = 0;
-      const auto put = [&](const auto& value) {
+      [[maybe_unused]] const auto put = [&](const auto& value) {
         if (next < info.params.size()) std::memcpy(params.data() + info.params[next].offset, &value, info.params[next].size < sizeof value ? info.params[next].size : sizeof value);
         ++next;
       };
