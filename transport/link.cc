@@ -102,9 +102,7 @@ class LinkImpl final : public Link {
       condition_.release();
       return;
     }
-    stopping_.store(true);
-    thread_event_.Set();
-    thread_->join();
+    JoinThread();
   }
 
   void StartThread() {
@@ -128,6 +126,8 @@ class LinkImpl final : public Link {
   uint64_t acknowledged() const override { return acknowledged_.load(std::memory_order_acquire); }
   std::string Describe() const override { return connection_->Describe(); }
 
+  void Stop() override;
+
   void AbandonAfterFork() override {
     abandoned_ = true;
     waiter_event_.Close();
@@ -142,6 +142,11 @@ class LinkImpl final : public Link {
   absl::Status Lead(absl::FunctionRef<bool()> done, int64_t deadline);
   void LeadFromThread(int64_t wake_at);
 
+  void JoinThread() {
+    stopping_.store(true);
+    thread_event_.Set();
+    if (thread_->joinable()) thread_->join();
+  }
   void Run();
   int64_t KeepAlive();  // returns when to call it again
   void SendHeartbeat();
@@ -445,6 +450,26 @@ void LinkImpl::Die(const absl::Status& cause) {
   on_death_(cause);
   dead_.store(true, std::memory_order_release);
   Wake();
+}
+
+void LinkImpl::Stop() {
+  {
+    MutexLock lock(&status_mutex_);
+    if (status_.ok()) status_ = absl::UnavailableError("the link was stopped");
+  }
+  failed_.store(true, std::memory_order_release);
+  dead_.store(true, std::memory_order_release);
+  Wake();
+  JoinThread();
+  // Who was sending before is done when the lock is free.
+  { MutexLock lock(&send_mutex_); }
+  // A leader that began to poll before it could see that all is over finishes first; a later one
+  // touches nothing.
+  const int64_t end = MonotonicNanos() + kSecond;
+  MutexLock lock(&mutex_);
+  while (led_ && MonotonicNanos() < end) {
+    condition_->WaitFor(&mutex_, std::chrono::nanoseconds(kTick));
+  }
 }
 
 int64_t LinkImpl::KeepAlive() {

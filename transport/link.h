@@ -83,6 +83,12 @@ class Link {
   virtual uint64_t acknowledged() const = 0;
   virtual std::string Describe() const = 0;
 
+  // Ends the use of the connection for good: when this returns, no thread touches it any more, and
+  // every call fails with kUnavailable. For the end of the process, when the transport's own
+  // library is about to go. Waits for no peer, and at most a second for threads of this process;
+  // on_death is not called. Not from the handler.
+  virtual void Stop() = 0;
+
   // After fork() in the child: gives up all resources without touching the parent's connection:
   // closes the child's copies of the descriptors, joins nothing, frees nothing that UCX owns. The
   // link may be destroyed afterwards; nothing else may be called.
