@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "common/cuda_error.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "protocol/wire/opcodes.h"
@@ -77,7 +78,9 @@ void CallStream::Die(const absl::Status& cause) {
     MutexLock lock(&death_mutex_);
     if (!death_.ok()) return;
     // Whatever ended it, to the program the device is gone.
-    death_ = absl::UnavailableError(absl::StrCat("the session is over: ", cause.message()));
+    death_ = leaving_.load()
+                 ? CudaError(CUDA_ERROR_DEINITIALIZED, "the process is about to end")
+                 : absl::UnavailableError(absl::StrCat("the session is over: ", cause.message()));
   }
   dead_.store(true, std::memory_order_release);
   if (!leaving_.load()) {
@@ -330,10 +333,13 @@ void CallStream::RunFlusher() {
 void CallStream::SayGoodbye(absl::Duration limit) {
   const absl::Time deadline = absl::Now() + limit;
   leaving_.store(true);
-  if (!Flush().ok()) return;
-  const absl::StatusOr<transport::SendTicket> ticket =
-      link_->Send(wire::FrameKind::kGoodbye, 0, 0, {}, {});
-  if (ticket.ok()) link_->WaitSent(*ticket, deadline).IgnoreError();
+  if (Flush().ok()) {
+    const absl::StatusOr<transport::SendTicket> ticket =
+        link_->Send(wire::FrameKind::kGoodbye, 0, 0, {}, {});
+    if (ticket.ok()) link_->WaitSent(*ticket, deadline).IgnoreError();
+  }
+  Die(absl::CancelledError());
+  link_->Stop();
 }
 
 void CallStream::AbandonAfterFork() {

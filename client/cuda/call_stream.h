@@ -101,7 +101,9 @@ class CallStream {
   // Ends the session because of what the worker sent: nothing it says is believed any more.
   void Distrust(const absl::Status& why);
 
-  // Sends what has gathered and an orderly end; waits at most `limit` for the bytes to leave.
+  // The process ends: sends what has gathered and an orderly end, waits at most `limit` for the
+  // bytes to leave, and lets no thread touch the connection afterwards. Every call then fails with
+  // CUDA_ERROR_DEINITIALIZED.
   void SayGoodbye(absl::Duration limit);
   // In the child of a fork: gives up all resources. Nothing may be called afterwards.
   void AbandonAfterFork();

@@ -443,6 +443,24 @@ TEST_F(CallsTest, GoodbyeSendsWhatHasGathered) {
   }
   EXPECT_TRUE(worker->said_goodbye());
   EXPECT_EQ(worker->Count("cuMemsetD8Async"), 1u);
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_DEINITIALIZED);
+  EXPECT_EQ(cuMemsetD8Async(FakeWorker::kWindowBase, 0, 16, nullptr), CUDA_ERROR_DEINITIALIZED);
+}
+
+TEST_F(CallsTest, ThreadThatWaitsAtTheEndOfTheProcessIsLetGo) {
+  Begin();
+  CUcontext context = nullptr;
+  ASSERT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
+  worker->StopAnswering();
+  std::thread waiting([&] {
+    EXPECT_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_DEINITIALIZED);
+  });
+  while (worker->Count("cuCtxSynchronize") == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  SessionOrNull()->SayGoodbye();
+  waiting.join();
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ struct Process {
   std::atomic<Connector> connector{&ConnectFromEnvironment};
   // Held while cuInit connects. Taken before all other locks.
   Mutex init_mutex;
-  bool fork_handler_installed ABSL_GUARDED_BY(init_mutex) = false;
+  bool handlers_installed ABSL_GUARDED_BY(init_mutex) = false;
   std::string last_complaint ABSL_GUARDED_BY(init_mutex);
 };
 constinit Process process;
@@ -84,9 +84,10 @@ absl::Status Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(process.init_mutex) {
              (*session)->devices().count(), " device(s)");
   process.session.store(session->release());
   InstallExportTableHost();
-  if (!process.fork_handler_installed) {
+  if (!process.handlers_installed) {
     pthread_atfork(nullptr, nullptr, &AfterForkInChild);
-    process.fork_handler_installed = true;
+    std::atexit(&EndProcess);
+    process.handlers_installed = true;
   }
   process.state.store(State::kReady, std::memory_order_release);
   return absl::OkStatus();

@@ -25,8 +25,8 @@ struct Context {
   // A primary context's handle is known before the first retain; it can be made current, but not
   // used.
   std::atomic<bool> active{false};
-  // Once a kernel broke the context, every later call in it gets the same error, until it is reset or
-  // destroyed.
+  // Once a kernel broke the context, every later call in it gets the same error, until it is reset
+  // or destroyed.
   std::atomic<CUresult> broken{CUDA_SUCCESS};
   std::atomic<unsigned> flags{0};
   std::atomic<CUfunc_cache> cache_config{CU_FUNC_CACHE_PREFER_NONE};
