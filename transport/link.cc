@@ -217,6 +217,8 @@ absl::StatusOr<SendTicket> LinkImpl::Send(wire::FrameKind kind, uint16_t record_
   RETURN_IF_ERROR(status());
   const bool numbered = kind != wire::FrameKind::kHeartbeat;
   MutexLock lock(&send_mutex_);
+  // Again: Stop() waits for this lock, and who gets it later must not touch the connection.
+  RETURN_IF_ERROR(status());
   const uint64_t acknowledged = received_.load(std::memory_order_acquire);
   const wire::FrameHeader header = {.kind = kind,
                                     .record_count = record_count,

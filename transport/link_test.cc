@@ -372,6 +372,80 @@ TEST(LinkTest, AnIdleLinkCostsNoCpu) {
   EXPECT_LT(used, 0.03);  // 1 % of 3 s, sanitizers included
 }
 
+// Says when it is used although it must not be.
+class GuardedConnection final : public Connection {
+ public:
+  GuardedConnection(std::unique_ptr<Connection> inner, std::atomic<bool>* forbidden,
+                    std::atomic<int>* touched)
+      : inner_(std::move(inner)), forbidden_(forbidden), touched_(touched) {}
+  absl::StatusOr<SendTicket> Send(absl::Span<const char> head,
+                                  absl::Span<const char> bulk) override {
+    Note();
+    return inner_->Send(head, bulk);
+  }
+  bool IsSent(SendTicket ticket) override { return inner_->IsSent(ticket); }
+  absl::StatusOr<bool> Progress(std::vector<Message>* arrived) override {
+    Note();
+    absl::StatusOr<bool> moved = inner_->Progress(arrived);
+    Note();
+    return moved;
+  }
+  int event_fd() const override { return inner_->event_fd(); }
+  absl::StatusOr<bool> Arm() override {
+    Note();
+    return inner_->Arm();
+  }
+  void Abort() override {
+    Note();
+    inner_->Abort();
+  }
+  void AbandonAfterFork() override { inner_->AbandonAfterFork(); }
+  std::string Describe() const override { return inner_->Describe(); }
+
+ private:
+  void Note() {
+    if (*forbidden_) ++*touched_;
+  }
+  const std::unique_ptr<Connection> inner_;
+  std::atomic<bool>* const forbidden_;
+  std::atomic<int>* const touched_;
+};
+
+TEST(LinkTest, AfterStopNobodyTouchesTheConnection) {
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> forbidden{false};
+    std::atomic<int> touched{0};
+    auto [a, b] = NewInProcessPair();
+    End client, worker;
+    worker.also = [&](IncomingFrame frame) {
+      worker.link->Send(FrameKind::kReplies, 1, 1, {}, {}).IgnoreError();
+    };
+    worker.Start(std::move(b), {});
+    client.Start(std::make_unique<GuardedConnection>(std::move(a), &forbidden, &touched), {});
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&] {
+        absl::Status status;
+        while (status.ok()) {
+          status = client.link->Send(FrameKind::kCalls, 1, 1, kText, {}).status();
+          if (status.ok()) status = client.WaitFrames(client.frames + 1);
+        }
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+      });
+    }
+    absl::SleepFor(absl::Milliseconds(round));
+    client.link->Stop();
+    forbidden = true;
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_THAT(client.link->Send(FrameKind::kCalls, 1, 1, kText, {}),
+                StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_THAT(client.WaitFrames(1'000'000), StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_EQ(touched, 0);
+    EXPECT_EQ(client.deaths, 0);
+    forbidden = false;
+  }
+}
+
 TEST(LinkTest, AChildOfForkGoesWithoutHarmingTheParent) {
   LinkPair pair(Quick());
   ASSERT_OK(pair.client.link->Send(FrameKind::kCalls, 1, 1, kText, {}));
