@@ -221,7 +221,10 @@ absl::Status InstructionEmitter::EmitMul(const Instruction& i) {
 
 absl::Status InstructionEmitter::EmitMad(const Instruction& i) {
   const Type type = i.type();
-  if (type.is_float()) return type.bits == 16 || type.lanes == 2 ? EmitHalfArithmetic(i) : EmitFloatArithmetic(i);
+  if (type.is_float()) {
+    if (i.opcode != "mad") return Malformed(i, "there is no such instruction for floating point");
+    return type.bits == 16 || type.lanes == 2 ? EmitHalfArithmetic(i) : EmitFloatArithmetic(i);
+  }
   if (i.opcode == "mad24") return Unsupported(i, "mad24");
   ASSIGN_OR_RETURN(LaneValue a, Get(i, 1, type));
   ASSIGN_OR_RETURN(LaneValue b, Get(i, 2, type));
