@@ -120,6 +120,9 @@ class CliTest(unittest.TestCase):
         self.assertEqual(self.run_program("true").returncode, 0)
         self.assertEqual(self.run_program("sh", "-c", "kill -SEGV $$").returncode, 128 + 11)
         self.assertEqual(self.run_program("no-such-program").returncode, 127)
+        odd_name = str(self.root / "l\u00fcgt\nhier")
+        shutil.copy("/bin/true", odd_name)
+        self.assertEqual(self.run_program(odd_name).returncode, 0)
         self.assertEqual(self.run_program(str(self.root)).returncode, 126)
         refused = self.run_program("true", memory="5GiB")
         self.assertEqual(refused.returncode, 125)
@@ -347,7 +350,9 @@ class CliTest(unittest.TestCase):
         self.assertEqual([line.split()[0] for line in lines],
                          ["lease", "secret", "endpoint", "memory_bytes", "cores_percent"])
         self.assertEqual(lines[3:], ["memory_bytes 2147483648", "cores_percent 25"])
-        self.assertIn(lines[0].split()[1], self.fargpu("leases").stdout)
+        listed = self.fargpu("leases").stdout.splitlines()[1].split()
+        self.assertEqual(listed[0], lines[0].split()[1])
+        self.assertTrue(pathlib.Path("/proc/self/comm").read_text().startswith(listed[2]))
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
             helper.send_signal(number)
         helper.stdin.write("anything\n")

@@ -155,9 +155,10 @@ int Run(const GlobalOptions& globals, const RunOptions& options) {
   broker::v1::AllocateRequest request;
   request.set_tenant(options.tenant);
   request.set_queue(options.queue);
-  request.set_name(!options.name.empty()
-                       ? options.name
-                       : std::filesystem::path(options.command[0]).filename().string());
+  request.set_name(
+      !options.name.empty()
+          ? options.name
+          : LeaseNameFrom(std::filesystem::path(options.command[0]).filename().string()));
   request.set_memory_mib(*memory_mib);
   request.set_cores_percent(options.cores);
   request.set_count(options.count);

@@ -13,6 +13,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -43,7 +44,8 @@ constexpr char kHelp[] =
     "  FARGPU_MEMORY   memory of each card: 4GiB, 512MiB or a number of MiB (needed)\n"
     "  FARGPU_CORES    compute of each card in per cent (default 100)\n"
     "  FARGPU_COUNT    how many cards (default 1)\n"
-    "  FARGPU_NAME, FARGPU_TENANT, FARGPU_QUEUE   as in `fargpu run`\n"
+    "  FARGPU_NAME     shown in `fargpu leases` (default: the calling program's name)\n"
+    "  FARGPU_TENANT, FARGPU_QUEUE   who asks, and where to wait\n"
     "  FARGPU_WAIT     seconds to wait for cards to become free (default 0)\n"
     "  FARGPU_TLS_CERT, FARGPU_TLS_KEY, FARGPU_TLS_CA   PEM files, for a broker beyond loopback\n"
     "\n"
@@ -60,6 +62,14 @@ int Fail(const absl::Status& status, int exit_status) {
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
+}
+
+// Of the process that started us, for `fargpu leases`.
+std::string ParentName() {
+  std::ifstream file(absl::StrCat("/proc/", getppid(), "/comm"));
+  std::string name;
+  std::getline(file, name);
+  return name;
 }
 
 // `missing` if the variable is not set.
@@ -92,7 +102,8 @@ absl::StatusOr<broker::v1::AllocateRequest> RequestFromEnvironment() {
   request.set_count(count);
   ASSIGN_OR_RETURN(const uint32_t wait_seconds, NumberFrom("FARGPU_WAIT", 0, 0, 86400));
   request.set_wait_ms(uint64_t{wait_seconds} * 1000);
-  request.set_name(Environment("FARGPU_NAME"));
+  const std::string name = Environment("FARGPU_NAME");
+  request.set_name(!name.empty() ? name : LeaseNameFrom(ParentName()));
   request.set_tenant(Environment("FARGPU_TENANT"));
   request.set_queue(Environment("FARGPU_QUEUE"));
   request.set_ttl_ms(absl::ToInt64Milliseconds(kTtl));

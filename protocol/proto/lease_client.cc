@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -88,6 +89,14 @@ absl::StatusOr<LeaseFile> ToLeaseFile(const broker::v1::AllocateResponse& respon
   file.memory_bytes = lease.memory_bytes();
   file.cores_percent = lease.cores_percent();
   return file;
+}
+
+std::string LeaseNameFrom(absl::string_view name) {
+  std::string result(name.substr(0, 63));
+  for (char& c : result) {
+    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
+  }
+  return result;
 }
 
 absl::StatusOr<std::unique_ptr<LeaseHolder>> LeaseHolder::Allocate(

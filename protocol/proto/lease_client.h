@@ -74,4 +74,8 @@ class LeaseHolder {
 // sound.
 absl::StatusOr<LeaseFile> ToLeaseFile(const broker::v1::AllocateResponse& response);
 
+// A name that every broker takes, from one of any bytes, e.g. a program's: what is not printable
+// ASCII becomes '?', and the rest after 63 characters goes.
+std::string LeaseNameFrom(absl::string_view name);
+
 }  // namespace fargpu
