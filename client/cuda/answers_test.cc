@@ -114,7 +114,7 @@ TEST_F(AnswersTest, AttributesPromiseOnlyWhatIsKept) {
   EXPECT_EQ(attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED), 0);
   EXPECT_EQ(attribute(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED), 0);
   // The runtime asks for numbers that no header knows yet.
-  EXPECT_EQ(attribute(static_cast<CUdevice_attribute>(9999)), 0);
+  EXPECT_EQ(attribute(static_cast<CUdevice_attribute>(200)), 0);
   int value = 0;
   EXPECT_EQ(cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 2),
             CUDA_ERROR_INVALID_DEVICE);
@@ -177,6 +177,26 @@ TEST_F(AnswersTest, ResetAndNewStart) {
   EXPECT_EQ(cuCtxGetApiVersion(context, &version), CUDA_SUCCESS);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   EXPECT_EQ(worker->Count("cuDevicePrimaryCtxRetain"), 2u);
+}
+
+TEST_F(AnswersTest, ModulesEndWithTheirContext) {
+  Begin();
+  CUcontext context = nullptr;
+  ASSERT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+  CUmodule module = nullptr;
+  ASSERT_EQ(cuModuleLoadData(&module, kPtx), CUDA_SUCCESS);
+  CUlibrary library = nullptr;
+  ASSERT_EQ(cuLibraryLoadData(&library, kPtx, nullptr, nullptr, 0, nullptr, nullptr, 0),
+            CUDA_SUCCESS);
+  CUmodule of_library = nullptr;
+  ASSERT_EQ(cuLibraryGetModule(&of_library, library), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
+  EXPECT_EQ(cuModuleUnload(module), CUDA_ERROR_INVALID_HANDLE);
+  CUmodule again = nullptr;
+  EXPECT_EQ(cuLibraryGetModule(&again, library), CUDA_SUCCESS);
+  EXPECT_NE(again, of_library);
+  EXPECT_EQ(cuModuleUnload(again), CUDA_ERROR_NOT_PERMITTED);
+  EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
 }
 
 TEST_F(AnswersTest, ContextStack) {

@@ -122,7 +122,16 @@ CUresult LeaveEdgeAfterException(const char* name, CUresult result) noexcept {
 CUresult RefuseCall(const char* name) noexcept {
   Session* session = nullptr;
   if (const CUresult result = EnterEdge(&session); result != CUDA_SUCCESS) return result;
-  FARGPU_LOG(kInfo, name, " is not supported");
+  // Some libraries ask again and again. Names are literals: one of each call.
+  static std::atomic<const char*> told[64] = {};
+  for (std::atomic<const char*>& slot : told) {
+    const char* seen = nullptr;
+    if (slot.compare_exchange_strong(seen, name)) {
+      FARGPU_LOG(kInfo, name, " is not supported");
+      break;
+    }
+    if (seen == name) break;
+  }
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

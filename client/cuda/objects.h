@@ -73,6 +73,7 @@ struct FunctionSet {
 struct Module {
   wire::ModuleId id;
   CUmodule handle = nullptr;
+  CUcontext context = nullptr;  // where it was loaded, and with which it ends
   CUlibrary library =
       nullptr;  // set if it is the module of a library, which then owns the functions
   FunctionSet functions;

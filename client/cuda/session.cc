@@ -269,7 +269,7 @@ absl::StatusOr<Context*> Session::AddContext(CUdevice device) {
 
 void Session::RemoveContext(Context* context) {
   context->active.store(false, std::memory_order_release);
-  device_memory_.RemoveContext(context->handle);
+  DropObjectsOf(*context);
   if (HandleSlot* slot = arena_->Find(context->handle, HandleKind::kContext)) arena_->Free(slot);
 }
 
@@ -291,37 +291,52 @@ absl::StatusOr<Function*> Session::FindFunction(CUfunction function) const {
   return static_cast<Function*>(slot->object);
 }
 
-absl::StatusOr<std::unique_ptr<Module>> Session::NewModule() {
+absl::StatusOr<Module*> Session::NewModule() {
   ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
   auto module = std::make_unique<Module>();
   module->id.value = NewId();
   module->handle = AsHandle<CUmodule>(slot);
+  module->context = CurrentThread().current();
   module->functions.module = module->handle;
-  Publish(slot, HandleKind::kModule, module->id.value, module.get());
-  return module;
+  Module* made = module.get();
+  {
+    MutexLock lock(&owned_mutex_);
+    modules_[made] = std::move(module);
+  }
+  Publish(slot, HandleKind::kModule, made->id.value, made);
+  return made;
 }
 
-absl::StatusOr<std::unique_ptr<Library>> Session::NewLibrary() {
+absl::StatusOr<Library*> Session::NewLibrary() {
   ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
   auto library = std::make_unique<Library>();
   library->id.value = NewId();
   library->handle = AsHandle<CUlibrary>(slot);
   library->functions.library = library->handle;
-  Publish(slot, HandleKind::kLibrary, library->id.value, library.get());
-  return library;
+  Library* made = library.get();
+  {
+    MutexLock lock(&owned_mutex_);
+    libraries_[made] = std::move(library);
+  }
+  Publish(slot, HandleKind::kLibrary, made->id.value, made);
+  return made;
+}
+
+void Session::FreeHandlesOf(FunctionSet* set) {
+  MutexLock lock(&set->mutex);
+  if (set->pending != nullptr) calls_.Abandon(std::move(set->pending));
+  for (const auto& function : set->functions) {
+    if (HandleSlot* slot = arena_->Find(function->handle, HandleKind::kFunction)) {
+      arena_->Free(slot);
+    }
+  }
 }
 
 void Session::Delete(Module* module) {
   if (HandleSlot* slot = arena_->Find(module->handle, HandleKind::kModule)) arena_->Free(slot);
-  {
-    MutexLock lock(&module->functions.mutex);
-    for (const auto& function : module->functions.functions) {
-      if (HandleSlot* slot = arena_->Find(function->handle, HandleKind::kFunction)) {
-        arena_->Free(slot);
-      }
-    }
-  }
-  delete module;
+  FreeHandlesOf(&module->functions);
+  MutexLock lock(&owned_mutex_);
+  modules_.erase(module);
 }
 
 void Session::Delete(Library* library) {
@@ -334,17 +349,21 @@ void Session::Delete(Library* library) {
   if (HandleSlot* slot = arena_->Find(module, HandleKind::kModule)) {
     Delete(static_cast<Module*>(slot->object));
   }
+  FreeHandlesOf(&library->functions);
+  MutexLock lock(&owned_mutex_);
+  libraries_.erase(library);
+}
+
+void Session::DropObjectsOf(const Context& context) {
+  device_memory_.RemoveContext(context.handle);
+  std::vector<Module*> dropped;
   {
-    MutexLock lock(&library->functions.mutex);
-    if (library->functions.pending != nullptr)
-      calls_.Abandon(std::move(library->functions.pending));
-    for (const auto& function : library->functions.functions) {
-      if (HandleSlot* slot = arena_->Find(function->handle, HandleKind::kFunction)) {
-        arena_->Free(slot);
-      }
+    MutexLock lock(&owned_mutex_);
+    for (const auto& [key, module] : modules_) {
+      if (module->context == context.handle) dropped.push_back(module.get());
     }
   }
-  delete library;
+  for (Module* module : dropped) Delete(module);
 }
 
 absl::StatusOr<Function*> Session::AddFunction(FunctionSet* set, const wire::FunctionInfo& info,

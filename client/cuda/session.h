@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -147,10 +148,13 @@ class Session {
   absl::StatusOr<Module*> FindModule(CUmodule module) const;
   absl::StatusOr<Library*> FindLibrary(CUlibrary library) const;
   absl::StatusOr<Function*> FindFunction(CUfunction function) const;
-  absl::StatusOr<std::unique_ptr<Module>> NewModule();
-  absl::StatusOr<std::unique_ptr<Library>> NewLibrary();
+  // The session owns them; Delete() ends their handles and those of their functions.
+  absl::StatusOr<Module*> NewModule();
+  absl::StatusOr<Library*> NewLibrary();
   void Delete(Module* module);
   void Delete(Library* library);
+  // What ends with a context: its modules, and what is known of its memory.
+  void DropObjectsOf(const Context& context);
   // Adds what a worker told of a function. CUDA_ERROR_OUT_OF_MEMORY when handles have run out.
   absl::StatusOr<Function*> AddFunction(FunctionSet* set, const wire::FunctionInfo& info,
                                         wire::FunctionId id)
@@ -196,6 +200,7 @@ class Session {
   // No memory of the caller is borrowed any more when this returns.
   absl::Status AfterBulk(absl::Span<const transport::SendTicket> tickets, absl::Status status);
   absl::StatusOr<HandleSlot*> NewSlot() const;
+  void FreeHandlesOf(FunctionSet* set);
 
   const Welcome welcome_;
   const DeviceTable devices_;
@@ -205,6 +210,12 @@ class Session {
   std::atomic<uint64_t> next_id_{kFirstId};
   MemoryTable device_memory_;
   MemoryTable host_memory_;
+  // Taken before the locks of function sets.
+  Mutex owned_mutex_;
+  absl::flat_hash_map<const Module*, std::unique_ptr<Module>> modules_
+      ABSL_GUARDED_BY(owned_mutex_);
+  absl::flat_hash_map<const Library*, std::unique_ptr<Library>> libraries_
+      ABSL_GUARDED_BY(owned_mutex_);
   // Contexts are few and stay: a thread may look at one while another destroys it. Taken before the
   // locks of calls_.
   Mutex context_mutex_;

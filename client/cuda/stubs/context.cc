@@ -117,7 +117,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
       RETURN_IF_ERROR(session.Send(wire::DevicePrimaryCtxReleaseV2Request{.context = context->id}));
     }
     driver_abi::DestroyContextStorage(context->handle);
-    session.device_memory().RemoveContext(context->handle);
+    session.DropObjectsOf(*context);
     return absl::OkStatus();
   });
 }
@@ -156,7 +156,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
     driver_abi::DestroyContextStorage(context->handle);
     context->broken.store(CUDA_SUCCESS);
     if (!context->active.exchange(false)) return absl::OkStatus();
-    session.device_memory().RemoveContext(context->handle);
+    session.DropObjectsOf(*context);
     wire::DevicePrimaryCtxResetV2Request request{.device = dev, .context = context->id};
     wire::DevicePrimaryCtxResetV2Reply reply;
     return session.Call(request, &reply);

@@ -44,7 +44,7 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* j
     ASSIGN_OR_RETURN(JitOptions jit, TakeJitOptions(numJitOptions, jitOptions, jitOptionsValues));
     wire::LibraryLoadDataRequest request;
     ASSIGN_OR_RETURN(request.image, SendImage(session, code));
-    ASSIGN_OR_RETURN(std::unique_ptr<Library> made, session.NewLibrary());
+    ASSIGN_OR_RETURN(Library * made, session.NewLibrary());
     request.library = made->id;
     request.first_function = session.NewFunctionIds();
     request.options = std::move(jit.options);
@@ -58,10 +58,10 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* j
       if (!sent.ok()) made->functions.pending.reset();
     }
     if (!sent.ok()) {
-      session.Delete(made.release());
+      session.Delete(made);
       return sent;
     }
-    *library = made.release()->handle;
+    *library = made->handle;
     return absl::OkStatus();
   });
 }
@@ -114,16 +114,18 @@ CUresult cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
     RETURN_IF_ERROR(NotNull(pMod, "pMod"));
     ASSIGN_OR_RETURN(Library * found, session.FindLibrary(library));
     MutexLock lock(&found->mutex);
-    if (found->module == nullptr) {
-      ASSIGN_OR_RETURN(std::unique_ptr<Module> made, session.NewModule());
+    // The library outlives contexts; the module it had in one may be gone.
+    const absl::StatusOr<Module*> known = session.FindModule(found->module);
+    if (!known.ok() || (*known)->library != library) {
+      ASSIGN_OR_RETURN(Module * made, session.NewModule());
       made->library = library;
       wire::LibraryGetModuleRequest request{.library = found->id, .module = made->id};
       wire::LibraryGetModuleReply reply;
       if (absl::Status got = session.Call(request, &reply); !got.ok()) {
-        session.Delete(made.release());
+        session.Delete(made);
         return got;
       }
-      found->module = made.release()->handle;
+      found->module = made->handle;
     }
     *pMod = found->module;
     return absl::OkStatus();

@@ -30,7 +30,7 @@ absl::Status LoadModule(Session& session, CUmodule* module, const void* image, u
   ASSIGN_OR_RETURN(JitOptions jit, TakeJitOptions(count, options, values));
   wire::ModuleLoadDataExRequest request;
   ASSIGN_OR_RETURN(request.image, SendImage(session, image));
-  ASSIGN_OR_RETURN(std::unique_ptr<Module> made, session.NewModule());
+  ASSIGN_OR_RETURN(Module * made, session.NewModule());
   request.module = made->id;
   request.first_function = session.NewFunctionIds();
   request.options = std::move(jit.options);
@@ -48,10 +48,10 @@ absl::Status LoadModule(Session& session, CUmodule* module, const void* image, u
     loaded = AddListedFunctions(session, &made->functions, reply.functions);
   }
   if (!loaded.ok()) {
-    session.Delete(made.release());
+    session.Delete(made);
     return loaded;
   }
-  *module = made.release()->handle;
+  *module = made->handle;
   return absl::OkStatus();
 }
 
