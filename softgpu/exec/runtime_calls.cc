@@ -97,6 +97,7 @@ uint32_t BarrierReduce(WarpContext* c, uint32_t id, uint32_t threads, uint32_t o
   warp->predicates = predicates;
   warp->predicate_lanes = mask;
   warp->barrier_result = op;
+  if (id < RunningBlock::kBarriers) warp->block->barriers[id].reduces = true;
   Arrive(c, id, threads);
   return warp->barrier_result;
 }

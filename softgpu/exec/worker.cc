@@ -175,10 +175,12 @@ void Worker::ReleaseBarrier(RunningBlock* block, uint32_t id) {
   RunningBlock::Barrier& barrier = block->barriers[id];
   const uint32_t expected = barrier.expected == 0 ? block->live_warps : std::min(barrier.expected, block->live_warps);
   if (barrier.arrived == 0 || barrier.arrived < expected) return;
+  const bool reduces = barrier.reduces;
   uint32_t count = 0;
   uint32_t lanes = 0;
-  for (RunningWarp& warp : block->warps) {
-    if (warp.state == RunningWarp::State::kWaiting && warp.barrier == id) {
+  if (reduces) {
+    for (const RunningWarp& warp : block->warps) {
+      if (warp.state != RunningWarp::State::kWaiting || warp.barrier != id) continue;
       count += static_cast<uint32_t>(std::popcount(warp.predicates));
       lanes += static_cast<uint32_t>(std::popcount(warp.predicate_lanes));
     }
@@ -186,8 +188,9 @@ void Worker::ReleaseBarrier(RunningBlock* block, uint32_t id) {
   barrier = {};
   for (RunningWarp& warp : block->warps) {
     if (warp.state != RunningWarp::State::kWaiting || warp.barrier != id) continue;
-    // and, or, popc
-    warp.barrier_result = warp.barrier_result == 0 ? count == lanes : warp.barrier_result == 1 ? count != 0 : count;
+    if (reduces) {  // and, or, popc
+      warp.barrier_result = warp.barrier_result == 0 ? count == lanes : warp.barrier_result == 1 ? count != 0 : count;
+    }
     warp.state = RunningWarp::State::kReady;
     ready_.push_back(&warp);
   }

@@ -51,6 +51,7 @@ struct RunningBlock {
   struct Barrier {
     uint32_t arrived = 0;   // warps
     uint32_t expected = 0;  // warps; 0: all that live
+    bool reduces = false;   // somebody came with bar.red
   };
 
   Launch* launch = nullptr;

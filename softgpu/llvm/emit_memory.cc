@@ -24,6 +24,7 @@ namespace {
 // Offsets further apart than this are not loaded as one window.
 constexpr int64_t kMaxWindowElements = 64;
 constexpr int kMaxDistinct = 4;
+constexpr int kHalf = kWarpSize / 2;
 
 }  // namespace
 
@@ -295,21 +296,72 @@ llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned 
   return builder_.CreateShuffleVector(window, shuffle);
 }
 
+// Lanes often read neighbours where the compiler cannot tell, such as the rows of a tile: whether
+// each half of the warp does is cheaper to ask than a gather is. i1; `addresses` is <32 x i64>.
+llvm::Value* InstructionEmitter::HalvesAreContiguous(llvm::Value* addresses, unsigned size, llvm::Value* mask) {
+  llvm::SmallVector<int, kWarpSize> firsts;
+  LaneOffsets steps;
+  for (int k = 0; k < kWarpSize; ++k) {
+    firsts.push_back(k / kHalf * kHalf);
+    steps[k] = static_cast<int64_t>(k % kHalf) * size;
+  }
+  llvm::Value* expected = builder_.CreateAdd(builder_.CreateShuffleVector(addresses, firsts),
+                                             OffsetVector(builder_.getInt64Ty(), steps));
+  llvm::Value* differs = builder_.CreateAnd(builder_.CreateICmpNE(addresses, expected), mask);
+  return builder_.CreateICmpEQ(MaskBits(differs), Int32(0));
+}
+
+llvm::Value* InstructionEmitter::HalfOf(llvm::Value* vector, int half) {
+  llvm::SmallVector<int, kHalf> lanes;
+  for (int k = 0; k < kHalf; ++k) lanes.push_back(half * kHalf + k);
+  return builder_.CreateShuffleVector(vector, lanes);
+}
+
 llvm::Value* InstructionEmitter::GatherElement(const LaneValue& address, unsigned offset, llvm::Type* type,
                                                llvm::Value* mask) {
   llvm::Value* addresses = AsVector(builder_, address);
   if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
   const unsigned size = type->getScalarSizeInBits() / 8;
+  const bool full = BlockMaskIsFull() && guard() == nullptr;
+  auto* near = llvm::BasicBlock::Create(context_, "near", function_);
+  auto* far = llvm::BasicBlock::Create(context_, "far", function_);
+  auto* join = llvm::BasicBlock::Create(context_, "gathered", function_);
+  builder_.CreateCondBr(HalvesAreContiguous(addresses, size, mask), near, far);
+
+  builder_.SetInsertPoint(near);
+  auto* half_type = llvm::FixedVectorType::get(type, kHalf);
+  llvm::Value* halves[2];
+  for (int half = 0; half < 2; ++half) {
+    llvm::Value* pointer = builder_.CreateIntToPtr(
+        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)), builder_.getPtrTy());
+    halves[half] = full ? static_cast<llvm::Value*>(builder_.CreateAlignedLoad(half_type, pointer, llvm::Align(size)))
+                        : builder_.CreateMaskedLoad(half_type, pointer, llvm::Align(size), HalfOf(mask, half),
+                                                    llvm::Constant::getNullValue(half_type));
+  }
+  llvm::SmallVector<int, kWarpSize> all;
+  for (int k = 0; k < kWarpSize; ++k) all.push_back(k);
+  llvm::Value* loaded = builder_.CreateShuffleVector(halves[0], halves[1], all);
+  builder_.CreateBr(join);
+
+  builder_.SetInsertPoint(far);
+  llvm::Value* gathered;
   if (size < 4 || !options_.avx512) {
     // No such gather in hardware: a loop in the runtime is smaller than 32 branches here.
     llvm::Value* out = EntryAlloca(VectorOf(type), "loaded");
     CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
                 {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), out, Int32(0)});
-    return builder_.CreateLoad(VectorOf(type), out);
+    gathered = builder_.CreateLoad(VectorOf(type), out);
+  } else {
+    llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
+    gathered = builder_.CreateMaskedGather(VectorOf(type), pointers, llvm::Align(size), mask,
+                                           llvm::Constant::getNullValue(VectorOf(type)));
   }
-  llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
-  return builder_.CreateMaskedGather(VectorOf(type), pointers, llvm::Align(size), mask,
-                                     llvm::Constant::getNullValue(VectorOf(type)));
+  builder_.CreateBr(join);
+  builder_.SetInsertPoint(join);
+  llvm::PHINode* result = builder_.CreatePHI(VectorOf(type), 2);
+  result->addIncoming(loaded, near);
+  result->addIncoming(gathered, far);
+  return result;
 }
 
 absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
@@ -456,13 +508,34 @@ void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offse
   llvm::Value* addresses = AsVector(builder_, address);
   if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
   const unsigned size = value->getType()->getScalarSizeInBits() / 8;
+  const bool full = BlockMaskIsFull() && guard() == nullptr;
+  auto* near = llvm::BasicBlock::Create(context_, "near", function_);
+  auto* far = llvm::BasicBlock::Create(context_, "far", function_);
+  auto* join = llvm::BasicBlock::Create(context_, "scattered", function_);
+  builder_.CreateCondBr(HalvesAreContiguous(addresses, size, mask), near, far);
+
+  builder_.SetInsertPoint(near);
+  for (int half = 0; half < 2; ++half) {
+    llvm::Value* pointer = builder_.CreateIntToPtr(
+        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)), builder_.getPtrTy());
+    if (full) {
+      builder_.CreateAlignedStore(HalfOf(value, half), pointer, llvm::Align(size));
+    } else {
+      builder_.CreateMaskedStore(HalfOf(value, half), pointer, llvm::Align(size), HalfOf(mask, half));
+    }
+  }
+  builder_.CreateBr(join);
+
+  builder_.SetInsertPoint(far);
   if (size < 4 || !options_.avx512) {
     CallRuntime(kRuntimeStore, builder_.getVoidTy(),
                 {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), SpillLanes(value, "stored"), Int32(0)});
-    return;
+  } else {
+    llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
+    builder_.CreateMaskedScatter(value, pointers, llvm::Align(size), mask);
   }
-  llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
-  builder_.CreateMaskedScatter(value, pointers, llvm::Align(size), mask);
+  builder_.CreateBr(join);
+  builder_.SetInsertPoint(join);
 }
 
 absl::Status InstructionEmitter::EmitStore(const Instruction& i) {

@@ -222,6 +222,8 @@ class InstructionEmitter {
   absl::Status EmitFence(const Instruction& i);
   absl::Status EmitCpAsync(const Instruction& i);
   bool IsOrdered(const Instruction& i);
+  llvm::Value* HalvesAreContiguous(llvm::Value* addresses, unsigned size, llvm::Value* mask);
+  llvm::Value* HalfOf(llvm::Value* vector, int half);
   llvm::Value* GatherElement(const LaneValue& address, unsigned offset, llvm::Type* type,
                              llvm::Value* mask);
   llvm::Value* PatternLoad(const LaneValue& address, unsigned offset, llvm::Type* type,
