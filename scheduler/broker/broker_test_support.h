@@ -1,6 +1,7 @@
 #pragma once
 
-// A node and a clock for tests of the broker.
+// A clock, a node, and a fixture for tests of the broker.
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +13,8 @@
 #include "common/mutex.h"
 #include "common/status_matchers.h"
 #include "scheduler/broker/broker.h"
+#include "scheduler/policies/best_fit_policy.h"
+#include "scheduler/store/sqlite_store.h"
 
 namespace fargpu::scheduler {
 
@@ -103,6 +106,97 @@ class FakeNode {
   std::shared_ptr<FakeChannel> channel;
   uint64_t registration = 0;
   nb::FullState full_state;
+};
+
+// The answer to an Allocate, once it is there.
+struct Call {
+  uint64_t ticket = 0;
+  int answers = 0;
+  absl::StatusOr<broker::v1::AllocateResponse> answer = absl::UnknownError("not answered");
+};
+
+class BrokerTest : public testing::Test {
+ protected:
+  BrokerTest() {
+    std::string pattern = testing::TempDir() + "broker_test_XXXXXX";
+    directory_ = mkdtemp(pattern.data());
+    StartBroker();
+  }
+  ~BrokerTest() override {
+    broker_.reset();
+    store_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+
+  void StartBroker() {
+    broker_.reset();
+    store_.reset();
+    auto store = SqliteStore::Open(directory_ + "/broker.db");
+    ASSERT_OK(store);
+    store_ = *std::move(store);
+    broker_ = std::make_unique<Broker>(store_.get(), &policy_, &clock_, BrokerOptions());
+    ASSERT_OK(broker_->Start());
+  }
+
+  static broker::v1::AllocateRequest Request(uint64_t mib, uint32_t cores = 10,
+                                             const std::string& request_id = "") {
+    broker::v1::AllocateRequest request;
+    request.set_memory_mib(mib);
+    request.set_cores_percent(cores);
+    request.set_request_id(request_id);
+    return request;
+  }
+  std::shared_ptr<Call> Allocate(const broker::v1::AllocateRequest& request) {
+    auto call = std::make_shared<Call>();
+    call->ticket = broker_->NewTicket();
+    broker_->Allocate(request, call->ticket,
+                      [call](absl::StatusOr<broker::v1::AllocateResponse> answer) {
+                        ++call->answers;
+                        call->answer = std::move(answer);
+                      });
+    return call;
+  }
+  // Allocates on `node`, which says yes.
+  broker::v1::AllocateResponse Granted(FakeNode& node, const broker::v1::AllocateRequest& request) {
+    const auto call = Allocate(request);
+    node.Answer(node.TakeReserve());
+    EXPECT_OK(call->answer);
+    EXPECT_EQ(call->answers, 1);
+    return call->answer.ok() ? *call->answer : broker::v1::AllocateResponse();
+  }
+  broker::v1::Lease Get(const std::string& id) {
+    broker::v1::GetRequest request;
+    request.set_lease_id(id);
+    const auto lease = broker_->Get(request);
+    EXPECT_OK(lease);
+    return lease.ok() ? *lease : broker::v1::Lease();
+  }
+  absl::Status Release(const std::string& id) {
+    broker::v1::ReleaseRequest request;
+    request.set_lease_id(id);
+    return broker_->Release(request);
+  }
+  broker::v1::Card CardOf(const std::string& node_name, int card = 0) {
+    const broker::v1::ListNodesResponse response = broker_->ListNodes();
+    for (const broker::v1::Node& node : response.nodes()) {
+      if (node.name() == node_name) return node.cards(card);
+    }
+    ADD_FAILURE() << "no node " << node_name;
+    return {};
+  }
+  // Lets time pass as the timer would.
+  void Pass(absl::Duration time) {
+    for (absl::Duration step = absl::Milliseconds(100); time > absl::ZeroDuration(); time -= step) {
+      clock_.Advance(step);
+      broker_->Tick();
+    }
+  }
+
+  FakeClock clock_;
+  BestFitPolicy policy_;
+  std::string directory_;
+  std::unique_ptr<SqliteStore> store_;
+  std::unique_ptr<Broker> broker_;
 };
 
 }  // namespace fargpu::scheduler
