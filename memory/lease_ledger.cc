@@ -7,6 +7,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -80,6 +84,11 @@ class LeaseLedger::Lock {
     if (result == EOWNERDEAD) {
       // The holder died inside. Nothing can be half done (see Slot), so there is nothing to mend.
       result = pthread_mutex_consistent(mutex_);
+#if defined(__SANITIZE_THREAD__)
+      // ThreadSanitizer does not see that a timed lock was taken from a dead holder.
+      __tsan_mutex_pre_lock(mutex_, 0);
+      __tsan_mutex_post_lock(mutex_, 0, 1);
+#endif
     }
     if (result != 0) {
       mutex_ = nullptr;
