@@ -22,6 +22,7 @@ Window& TheWindow() {
     auto* w = new Window;
     void* raw = mmap(nullptr, 2 * kWindowBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) return w;
+    MutexLock lock(&w->mutex);
     w->base = (reinterpret_cast<uint64_t>(raw) + kWindowBytes - 1) / kWindowBytes * kWindowBytes;
     w->next = w->base + kPage;
     return w;
