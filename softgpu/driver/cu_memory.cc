@@ -25,6 +25,11 @@ absl::Status FreeDeviceMemory(Driver& driver, CUdeviceptr address) {
   return absl::OkStatus();
 }
 
+// Pinned host memory may be in use on any device.
+void WaitForAllDevices(Driver& driver) {
+  for (int device = 0; device < driver.device_count(); ++device) driver.WaitForDevice(device);
+}
+
 absl::Status AllocateHost(Driver& driver, Context& context, void** out, size_t size,
                           unsigned flags) {
   RETURN_IF_NULL(out);
@@ -241,7 +246,7 @@ CU_API CUresult cuMemFreeHost(void* pointer) {
           absl::StrCat("0x", absl::Hex(address), " was not given by cuMemHostAlloc"));
     }
     ASSIGN_OR_RETURN(const Allocation allocation, driver.memory.Detach(address));
-    driver.WaitForDevice(allocation.device);
+    WaitForAllDevices(driver);
     driver.memory.FreeDetached(allocation);
     return absl::OkStatus();
   });
@@ -307,7 +312,7 @@ CU_API CUresult cuMemHostUnregister(void* pointer) {
                        absl::StrCat("0x", absl::Hex(address), " is not registered"));
     }
     // Copies that are queued read or write it; the program may free it right after this call.
-    driver.WaitForDevice(context.device);
+    WaitForAllDevices(driver);
     driver.registered.Remove(address);
     return absl::OkStatus();
   });

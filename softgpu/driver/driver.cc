@@ -286,13 +286,11 @@ void Driver::UnloadModule(const std::shared_ptr<Module>& module) {
   for (const std::shared_ptr<Function>& function : module->functions) {
     functions.Remove(function->handle);
   }
-  if (const std::shared_ptr<Context> context = module->context.lock()) {
-    (void)context->SynchronizeAll();
-  }
-  if (module->variable_memory != 0) {
-    // The context may have been destroyed meanwhile, and its memory with it.
-    (void)memory.Free(module->variable_memory);
-  }
+  const std::shared_ptr<Context> context = module->context.lock();
+  // A context that was destroyed took its memory along; the address may be another's by now.
+  if (context == nullptr) return;
+  (void)context->SynchronizeAll();
+  if (module->variable_memory != 0) (void)memory.Free(module->variable_memory);
 }
 
 void Driver::WaitForDevice(int device) {
