@@ -42,8 +42,13 @@ std::string FindHelper() {
     const std::string library = info.dli_fname;
     const size_t slash = library.rfind('/');
     if (slash != std::string::npos) {
-      const std::string beside = absl::StrCat(library.substr(0, slash), "/fargpu-lease");
-      if (access(beside.c_str(), X_OK) == 0) return beside;
+      const std::string folder = library.substr(0, slash);
+      // Beside the library, in a build tree, and where an installation has it
+      // (PREFIX/lib/fargpu/client, PREFIX/bin).
+      for (const char* place : {"", "/../bin", "/../../../bin"}) {
+        const std::string candidate = absl::StrCat(folder, place, "/fargpu-lease");
+        if (access(candidate.c_str(), X_OK) == 0) return candidate;
+      }
     }
   }
   return "fargpu-lease";
