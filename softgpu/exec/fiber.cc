@@ -5,6 +5,17 @@
 
 #include <utility>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define FARGPU_ADDRESS_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define FARGPU_ADDRESS_SANITIZER 1
+#endif
+#endif
+#ifdef FARGPU_ADDRESS_SANITIZER
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace fargpu::softgpu {
 namespace {
 
@@ -91,6 +102,10 @@ bool FiberStack::InGuard(const void* address) const {
 }
 
 void* FiberStack::Prepare(void (*function)(void*), void* argument) const {
+#ifdef FARGPU_ADDRESS_SANITIZER
+  // The fiber that was here before may have been abandoned with its frames' red zones in place.
+  __asan_unpoison_memory_region(base_ + kGuardBytes, kStackBytes);
+#endif
   auto* top = reinterpret_cast<void**>(base_ + kGuardBytes + kStackBytes);
   // What fargpu_fiber_switch pops: r15 r14 r13 r12 rbx rbp and the return address. At the start
   // routine rsp must be a multiple of 16, so that its call pushes the usual 8 bytes.
