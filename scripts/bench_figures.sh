@@ -67,19 +67,15 @@ bench_print() {
       row("cudaFree(0)", "first_call")
       head("Copies, GB/s")
       for (i = 1; i <= figures; ++i) {
-        name = order[i]
-        size = name
+        if (order[i] !~ /^memcpy_/) continue
+        size = order[i]
         sub(/.*_/, "", size)
-        if (name ~ /^memcpy_/) row("memcpy " size, name)
-        else if (name ~ /^tcp_stream_/) row("TCP stream " size, name)
-      }
-      for (i = 1; i <= figures; ++i) {
-        name = order[i]
-        if (name !~ /^(h2d|d2h)_/) continue
-        size = name
-        sub(/.*_/, "", size)
-        row((name ~ /^h2d/ ? "to the device " : "to the host ") size \
-            (name ~ /_pinned_/ ? ", pinned" : ""), name)
+        row(size " memcpy", "memcpy_" size)
+        row(size " TCP stream", "tcp_stream_" size)
+        row(size " to the device", "h2d_" size)
+        row(size " to the host", "d2h_" size)
+        row(size " to the device, pinned", "h2d_pinned_" size)
+        row(size " to the host, pinned", "d2h_pinned_" size)
       }
     }' raw direct "$@")
 }
