@@ -86,7 +86,9 @@ uint16_t HalfOp(uint16_t value, uint16_t operand, AtomicOp op, bool bfloat) {
   const auto load = bfloat ? BFloatToFloat : HalfToFloat;
   const float x = load(value);
   const float y = load(operand);
-  const float r = op == AtomicOp::kAdd ? x + y : op == AtomicOp::kMin ? std::fmin(x, y) : std::fmax(x, y);
+  const float r = op == AtomicOp::kAdd   ? x + y
+                  : op == AtomicOp::kMin ? std::fmin(x, y)
+                                         : std::fmax(x, y);
   return bfloat ? FloatToBFloat(r) : FloatToHalf(r);
 }
 
@@ -101,27 +103,30 @@ T Replace(uint64_t address, bool block_private, const Update& update) {
   }
   std::atomic_ref<T> word(*place);
   T old = word.load(std::memory_order_relaxed);
-  while (!word.compare_exchange_weak(old, update(old), std::memory_order_acq_rel, std::memory_order_relaxed)) {
+  while (!word.compare_exchange_weak(old, update(old), std::memory_order_acq_rel,
+                                     std::memory_order_relaxed)) {
   }
   return old;
 }
 
 template <typename Word, typename Update>
-void ForLanes(const uint64_t* addresses, uint32_t mask, const void* a, const void* b, void* out, bool block_private,
-              const Update& update) {
+void ForLanes(const uint64_t* addresses, uint32_t mask, const void* a, const void* b, void* out,
+              bool block_private, const Update& update) {
   const Word* operands = static_cast<const Word*>(a);
   const Word* swaps = static_cast<const Word*>(b);
   Word* results = static_cast<Word*>(out);
   for (; mask != 0; mask &= mask - 1) {
     const int lane = std::countr_zero(mask);
-    results[lane] = Replace<Word>(addresses[lane], block_private,
-                                  [&](Word old) { return update(old, operands[lane], swaps[lane]); });
+    results[lane] = Replace<Word>(addresses[lane], block_private, [&](Word old) {
+      return update(old, operands[lane], swaps[lane]);
+    });
   }
 }
 
 }  // namespace
 
-void RunAtomic(uint32_t code, const uint64_t* addresses, uint32_t mask, const void* a, const void* b, void* out) {
+void RunAtomic(uint32_t code, const uint64_t* addresses, uint32_t mask, const void* a,
+               const void* b, void* out) {
   const AtomicOp op = static_cast<AtomicOp>(code & 0xff);
   const AtomicType type = static_cast<AtomicType>(code >> 8 & 0xff);
   const bool block_private = (code & kAtomicBlockPrivate) != 0;
@@ -140,40 +145,53 @@ void RunAtomic(uint32_t code, const uint64_t* addresses, uint32_t mask, const vo
         }
         return;
       }
-      return run(uint32_t{}, [op](uint32_t v, uint32_t x, uint32_t s) { return Integer<uint32_t>(v, x, s, op); });
+      return run(uint32_t{}, [op](uint32_t v, uint32_t x, uint32_t s) {
+        return Integer<uint32_t>(v, x, s, op);
+      });
     case AtomicType::kS32:
       return run(uint32_t{}, [op](uint32_t v, uint32_t x, uint32_t s) {
         if (op == AtomicOp::kAdd) return v + x;
-        return static_cast<uint32_t>(Integer<int32_t>(static_cast<int32_t>(v), static_cast<int32_t>(x), static_cast<int32_t>(s), op));
+        return static_cast<uint32_t>(Integer<int32_t>(
+            static_cast<int32_t>(v), static_cast<int32_t>(x), static_cast<int32_t>(s), op));
       });
     case AtomicType::kU64:
-      return run(uint64_t{}, [op](uint64_t v, uint64_t x, uint64_t s) { return Integer<uint64_t>(v, x, s, op); });
+      return run(uint64_t{}, [op](uint64_t v, uint64_t x, uint64_t s) {
+        return Integer<uint64_t>(v, x, s, op);
+      });
     case AtomicType::kS64:
       return run(uint64_t{}, [op](uint64_t v, uint64_t x, uint64_t s) {
         if (op == AtomicOp::kAdd) return v + x;
-        return static_cast<uint64_t>(Integer<int64_t>(static_cast<int64_t>(v), static_cast<int64_t>(x), static_cast<int64_t>(s), op));
+        return static_cast<uint64_t>(Integer<int64_t>(
+            static_cast<int64_t>(v), static_cast<int64_t>(x), static_cast<int64_t>(s), op));
       });
     case AtomicType::kF32:
       return run(uint32_t{}, [op](uint32_t v, uint32_t x, uint32_t) {
-        return std::bit_cast<uint32_t>(Number<float>(std::bit_cast<float>(v), std::bit_cast<float>(x), op));
+        return std::bit_cast<uint32_t>(
+            Number<float>(std::bit_cast<float>(v), std::bit_cast<float>(x), op));
       });
     case AtomicType::kF64:
       return run(uint64_t{}, [op](uint64_t v, uint64_t x, uint64_t) {
-        return std::bit_cast<uint64_t>(Number<double>(std::bit_cast<double>(v), std::bit_cast<double>(x), op));
+        return std::bit_cast<uint64_t>(
+            Number<double>(std::bit_cast<double>(v), std::bit_cast<double>(x), op));
       });
     case AtomicType::kU16:
-      return run(uint16_t{}, [op](uint16_t v, uint16_t x, uint16_t s) { return Integer<uint16_t>(v, x, s, op); });
+      return run(uint16_t{}, [op](uint16_t v, uint16_t x, uint16_t s) {
+        return Integer<uint16_t>(v, x, s, op);
+      });
     case AtomicType::kF16:
     case AtomicType::kBF16: {
       const bool bfloat = type == AtomicType::kBF16;
-      return run(uint16_t{}, [op, bfloat](uint16_t v, uint16_t x, uint16_t) { return HalfOp(v, x, op, bfloat); });
+      return run(uint16_t{}, [op, bfloat](uint16_t v, uint16_t x, uint16_t) {
+        return HalfOp(v, x, op, bfloat);
+      });
     }
     case AtomicType::kF16x2:
     case AtomicType::kBF16x2: {
       const bool bfloat = type == AtomicType::kBF16x2;
       return run(uint32_t{}, [op, bfloat](uint32_t v, uint32_t x, uint32_t) {
         const uint32_t low = HalfOp(static_cast<uint16_t>(v), static_cast<uint16_t>(x), op, bfloat);
-        const uint32_t high = HalfOp(static_cast<uint16_t>(v >> 16), static_cast<uint16_t>(x >> 16), op, bfloat);
+        const uint32_t high =
+            HalfOp(static_cast<uint16_t>(v >> 16), static_cast<uint16_t>(x >> 16), op, bfloat);
         return low | high << 16;
       });
     }
@@ -192,7 +210,9 @@ void RoundLanes(RoundedOp op, const void* pa, const void* pb, const void* pc, vo
   for (int lane = 0; lane < kWarpSize; ++lane) {
     volatile T x = 0, y = 0, z = 0, r = 0;
     switch (op) {
-      case RoundedOp::kFromS64: r = static_cast<T>(static_cast<const volatile int64_t*>(pa)[lane]); break;
+      case RoundedOp::kFromS64:
+        r = static_cast<T>(static_cast<const volatile int64_t*>(pa)[lane]);
+        break;
       case RoundedOp::kFromU64: {
         const uint64_t v = static_cast<const volatile uint64_t*>(pa)[lane];
         if (v >> 63 == 0) {
@@ -211,12 +231,24 @@ void RoundLanes(RoundedOp op, const void* pa, const void* pb, const void* pc, vo
         if (b != nullptr) y = b[lane];
         if (c != nullptr) z = c[lane];
         switch (op) {
-          case RoundedOp::kAdd: r = x + y; break;
-          case RoundedOp::kSub: r = x - y; break;
-          case RoundedOp::kMul: r = x * y; break;
-          case RoundedOp::kDiv: r = x / y; break;
-          case RoundedOp::kSqrt: r = std::sqrt(x); break;
-          default: r = std::fma(x, y, z); break;
+          case RoundedOp::kAdd:
+            r = x + y;
+            break;
+          case RoundedOp::kSub:
+            r = x - y;
+            break;
+          case RoundedOp::kMul:
+            r = x * y;
+            break;
+          case RoundedOp::kDiv:
+            r = x / y;
+            break;
+          case RoundedOp::kSqrt:
+            r = std::sqrt(x);
+            break;
+          default:
+            r = std::fma(x, y, z);
+            break;
         }
     }
     result[lane] = r;
@@ -229,7 +261,8 @@ void RunRounded(uint32_t code, const void* a, const void* b, const void* c, void
   const RoundedOp op = static_cast<RoundedOp>(code & 0xff);
   const RoundingMode mode = static_cast<RoundingMode>(code >> 8 & 0xff);
   const unsigned before = _mm_getcsr();
-  static constexpr unsigned kModes[] = {_MM_ROUND_NEAREST, _MM_ROUND_TOWARD_ZERO, _MM_ROUND_DOWN, _MM_ROUND_UP};
+  static constexpr unsigned kModes[] = {_MM_ROUND_NEAREST, _MM_ROUND_TOWARD_ZERO, _MM_ROUND_DOWN,
+                                        _MM_ROUND_UP};
   _mm_setcsr((before & ~static_cast<unsigned>(_MM_ROUND_MASK)) | kModes[static_cast<int>(mode)]);
   if (op == RoundedOp::kNarrow) {
     for (int lane = 0; lane < kWarpSize; ++lane) {

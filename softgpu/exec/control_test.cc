@@ -4,8 +4,9 @@
 
 #include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
-#include "common/status_matchers.h"
 #include "gtest/gtest.h"
+
+#include "common/status_matchers.h"
 #include "softgpu/exec/testing/ptx_runner.h"
 
 namespace fargpu::softgpu {
@@ -31,7 +32,8 @@ std::string PerThread(const std::string& code, const std::string& declarations =
   .reg .pred %p<10>;
   mov.u32 %t, %tid.x; mov.u32 %nx, %ntid.x; mov.u32 %r1, %tid.y; mad.lo.u32 %t, %r1, %nx, %t;
   ld.param.u64 %o, [out]; mul.wide.u32 %rd1, %t, 4; add.u64 %o, %o, %rd1;
-  )", code, R"(
+  )",
+                      code, R"(
   st.global.u32 [%o], %v;
   ret;
 })");
@@ -54,7 +56,8 @@ L: setp.eq.u32 %p1, %r2, 1; @%p1 bra DONE;
   mad.lo.u32 %r2, %r2, 3, 1; bra NEXT;
 EVEN: shr.u32 %r2, %r2, 1;
 NEXT: add.u32 %v, %v, 1; bra L;
-DONE:)"), {50});
+DONE:)"),
+                                {50});
   for (uint32_t t = 0; t < got.size(); ++t) {
     uint32_t steps = 0;
     for (uint64_t n = t + 1; n != 1; n = n % 2 == 0 ? n / 2 : 3 * n + 1) ++steps;
@@ -70,7 +73,8 @@ TEST(ControlTest, NestedDivergenceAndSwappedPhis) {
 L: mov.u32 %r5, %r2; mov.u32 %r2, %r3; add.u32 %r3, %r3, %r5; add.u32 %r4, %r4, 1;
   setp.lt.u32 %p2, %r4, %t; @%p2 bra L;
   mov.u32 %v, %r2;
-END:)"), {16, 2});
+END:)"),
+                                {16, 2});
   for (uint32_t t = 0; t < got.size(); ++t) {
     uint32_t a = 0, b = 1;
     for (uint32_t k = 0; k < std::max(t, 1u); ++k) {
@@ -92,7 +96,8 @@ INNER: add.u32 %r3, %r3, 1; add.u32 %v, %v, %r3;
   setp.eq.u32 %p3, %r3, %t; @%p3 bra END;
   setp.lt.u32 %p4, %r3, %r2; @%p4 bra INNER;
   bra OUTER;
-END:)"), {64});
+END:)"),
+                                {64});
   for (uint32_t t = 0; t < got.size(); ++t) {
     uint32_t v = 0;
     for (uint32_t i = 1; i <= 10; ++i) {
@@ -114,7 +119,8 @@ TEST(ControlTest, IrreducibleLoopRuns) {
   const auto got = RunPerThread(PerThread(R"(
   mov.u32 %v, 0; and.b32 %r1, %t, 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra B;
 A: add.u32 %v, %v, 1;
-B: add.u32 %v, %v, 10; setp.lt.u32 %p2, %v, 50; @%p2 bra A;)"), {32});
+B: add.u32 %v, %v, 10; setp.lt.u32 %p2, %v, 50; @%p2 bra A;)"),
+                                {32});
   for (uint32_t t = 0; t < got.size(); ++t) {
     uint32_t v = t % 2 == 0 ? 0 : 1;
     for (v += 10; v < 50; v += 11) {
@@ -130,8 +136,9 @@ TEST(ControlTest, BarriersExchangeThroughSharedMemory) {
   bar.sync 0;
   mov.u32 %ny, %ntid.y; mul.lo.u32 %r5, %nx, %ny; sub.u32 %r5, %r5, 1; sub.u32 %r5, %r5, %t;
   shl.b32 %r5, %r5, 2; add.u32 %r5, %r5, %r2; ld.shared.u32 %v, [%r5];)",
-      ".shared .align 4 .b8 s[4096];");
-  for (const Dim3 block : {Dim3{256}, Dim3{100}, Dim3{16, 16}, Dim3{7, 9}, Dim3{1, 33}, Dim3{1024}}) {
+                                     ".shared .align 4 .b8 s[4096];");
+  for (const Dim3 block :
+       {Dim3{256}, Dim3{100}, Dim3{16, 16}, Dim3{7, 9}, Dim3{1, 33}, Dim3{1024}}) {
     const auto got = RunPerThread(text, block);
     for (uint32_t t = 0; t < got.size(); ++t) ASSERT_EQ(got[t], got.size() - 1 - t) << block.x;
   }
@@ -144,7 +151,7 @@ TEST(ControlTest, ExitedWarpsReleaseBarriers) {
   mov.u32 %r2, s; shl.b32 %r3, %t, 2; add.u32 %r4, %r2, %r3; st.shared.u32 [%r4], %t;
   bar.sync 0;
   xor.b32 %r5, %r3, 128; add.u32 %r5, %r5, %r2; ld.shared.u32 %v, [%r5];)",
-      ".shared .align 4 .b8 s[4096];");
+                                     ".shared .align 4 .b8 s[4096];");
   const auto got = RunPerThread(text, {128});
   for (uint32_t t = 0; t < 64; ++t) EXPECT_EQ(got[t], t ^ 32);
   EXPECT_EQ(got[64], 0xabcdu);
@@ -156,7 +163,7 @@ TEST(ControlTest, LanesThatReturnEarlyDoNotHoldUpABarrier) {
   mov.u32 %r2, s; shl.b32 %r3, %t, 2; add.u32 %r4, %r2, %r3; st.shared.u32 [%r4], %t;
   bar.sync 0;
   xor.b32 %r5, %r3, 128; add.u32 %r5, %r5, %r2; ld.shared.u32 %v, [%r5];)",
-      ".shared .align 4 .b8 s[4096];");
+                                     ".shared .align 4 .b8 s[4096];");
   const auto got = RunPerThread(text, {64});
   for (uint32_t t = 0; t < 64; ++t) EXPECT_EQ(got[t], t % 2 == 1 ? 0xabcdu : t ^ 32);
 }
@@ -168,7 +175,7 @@ TEST(ControlTest, BarriersInDifferentBranchesPairUp) {
   bar.sync 0; bra GO;
 ODD: bar.sync 0;
 GO: xor.b32 %r5, %r3, 132; add.u32 %r5, %r5, %r2; ld.shared.u32 %v, [%r5];)",
-      ".shared .align 4 .b8 s[4096];");
+                                     ".shared .align 4 .b8 s[4096];");
   const auto got = RunPerThread(text, {64});
   for (uint32_t t = 0; t < 64; ++t) EXPECT_EQ(got[t], t ^ 33);
 }
@@ -177,17 +184,20 @@ TEST(ControlTest, BarrierReductions) {
   const auto got = RunPerThread(PerThread(R"(
   setp.lt.u32 %p1, %t, 40; bar.red.popc.u32 %v, 0, %p1;
   setp.eq.u32 %p2, %t, 90; bar.red.or.pred %p3, 0, %p2; @%p3 add.u32 %v, %v, 1000;
-  bar.red.and.pred %p4, 0, %p2; @%p4 add.u32 %v, %v, 10000;)"), {96});
+  bar.red.and.pred %p4, 0, %p2; @%p4 add.u32 %v, %v, 10000;)"),
+                                {96});
   for (const uint32_t v : got) EXPECT_EQ(v, 1040u);
 }
 
 TEST(ControlTest, SpinLockBetweenLanesOfAWarpEnds) {
   // The lane that holds the lock waits, in program order, behind those that spin.
-  const auto got = RunPerThread(PerThread(R"(
+  const auto got =
+      RunPerThread(PerThread(R"(
 SPIN: atom.global.cas.b32 %r1, [lock], 0, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra SPIN;
   ld.volatile.global.u32 %v, [counter]; add.u32 %r2, %v, 1; st.volatile.global.u32 [counter], %r2;
   membar.gl; atom.global.exch.b32 %r3, [lock], 0;)",
-      ".global .align 4 .u32 lock = 0; .global .align 4 .u32 counter = 0;"), {96});
+                             ".global .align 4 .u32 lock = 0; .global .align 4 .u32 counter = 0;"),
+                   {96});
   std::vector<uint32_t> sorted = got;
   std::sort(sorted.begin(), sorted.end());
   for (uint32_t k = 0; k < sorted.size(); ++k) EXPECT_EQ(sorted[k], k);
@@ -201,7 +211,9 @@ WAIT: ld.volatile.global.u32 %r1, [flag]; setp.eq.u32 %p2, %r1, 0; @%p2 bra WAIT
   mov.u32 %v, %r1; bra END;
 OTHER: setp.lt.u32 %p3, %t, 96; @%p3 bra END;
   mov.u32 %r2, 42; st.volatile.global.u32 [flag], %r2;
-END:)", ".global .align 4 .u32 flag = 0;"), {128});
+END:)",
+                                          ".global .align 4 .u32 flag = 0;"),
+                                {128});
   EXPECT_EQ(got[0], 42u);
   EXPECT_EQ(got[50], 7u);
 }
@@ -226,11 +238,13 @@ JOIN: bar.sync 0;
 }
 
 TEST(ControlTest, DynamicSharedMemoryLiesBehindStatic) {
-  const auto got = RunPerThread(PerThread(R"(
+  const auto got = RunPerThread(
+      PerThread(R"(
   mov.u32 %r2, dyn; shl.b32 %r3, %t, 2; add.u32 %r4, %r2, %r3; st.shared.u32 [%r4], %t;
   mov.u32 %r5, 99; st.shared.u32 [fixed], %r5; bar.sync 0;
   ld.shared.u32 %v, [%r4]; mov.u32 %r6, %dynamic_smem_size; add.u32 %v, %v, %r6;)",
-      ".extern .shared .align 16 .b8 dyn[]; .shared .align 4 .b8 fixed[20];"), {64}, 256);
+                ".extern .shared .align 16 .b8 dyn[]; .shared .align 4 .b8 fixed[20];"),
+      {64}, 256);
   for (uint32_t t = 0; t < 64; ++t) EXPECT_EQ(got[t], t + 256);
 }
 
@@ -243,7 +257,8 @@ TEST(ControlTest, LocalMemoryAndGenericAddresses) {
   st.local.v2.u32 [depot+8], {%t, %v}; ld.local.v4.u32 {%r2, %r3, %r4, %r5}, [depot];
   add.u32 %v, %r4, %r5; cvta.shared.u64 %rd7, 0; mov.u32 %r6, s; cvt.u64.u32 %rd8, %r6; add.u64 %rd7, %rd7, %rd8;
   mul.wide.u32 %rd9, %t, 4; add.u64 %rd7, %rd7, %rd9; st.u32 [%rd7], %v; ld.u32 %v, [%rd7];)",
-      ".shared .align 4 .b8 s[1024];"), {64});
+                                          ".shared .align 4 .b8 s[1024];"),
+                                {64});
   for (uint32_t t = 0; t < 64; ++t) EXPECT_EQ(got[t], 2 * t);
 }
 
@@ -253,7 +268,8 @@ TEST(ControlTest, AddressesThatWrapAroundAreNotMistakenForPatterns) {
   add.u32 %r1, %t, 0xfffffff0; and.b32 %r2, %r1, 31; cvt.u64.u32 %rd2, %r1; and.b64 %rd2, %rd2, 0xff;
   shl.b64 %rd2, %rd2, 2; mov.u64 %rd3, table; add.u64 %rd3, %rd3, %rd2; ld.global.u32 %v, [%rd3];
   cvt.u64.u32 %rd4, %r1; shr.u64 %rd4, %rd4, 28; cvt.u32.u64 %r3, %rd4; shl.b32 %r3, %r3, 8; add.u32 %v, %v, %r3;)",
-      ".global .align 4 .u32 table[256];"), {32});
+                                          ".global .align 4 .u32 table[256];"),
+                                {32});
   for (uint32_t t = 0; t < 32; ++t) EXPECT_EQ(got[t], t < 16 ? 15u << 8 : 0u);
 }
 
@@ -292,7 +308,8 @@ TEST(ControlTest, FunctionsPassValuesAndStructures) {
   { .param .b32 a0; .param .align 8 .b8 a1[8]; .param .b32 ret0; .reg .b32 %x;
     st.param.b32 [a0], %t; mov.u32 %x, 3; st.param.b32 [a1+0], %x; st.param.b32 [a1+4], %t;
     call (ret0), f, (a0, a1); ld.param.b32 %v, [ret0]; }
-  setp.gt.u32 %p1, %t, 5; @%p1 call (%v), g, (%v);)", R"(
+  setp.gt.u32 %p1, %t, 5; @%p1 call (%v), g, (%v);)",
+                                          R"(
 .func (.param .b32 r) f(.param .b32 a, .param .align 8 .b8 b[8]) {
   .reg .b32 %r<5>; .reg .pred %p;
   ld.param.b32 %r1, [a]; ld.param.b32 %r2, [b]; ld.param.b32 %r3, [b+4];
@@ -300,14 +317,16 @@ TEST(ControlTest, FunctionsPassValuesAndStructures) {
   mad.lo.u32 %r1, %r1, %r2, %r3; st.param.b32 [r], %r1; ret;
 SMALL: mov.u32 %r1, 100; st.param.b32 [r], %r1; ret; }
 .func (.reg .b32 y) g(.reg .b32 x) { add.u32 y, x, 1; ret; }
-)"), {32});
+)"),
+                                {32});
   for (uint32_t t = 0; t < 32; ++t) EXPECT_EQ(got[t], t < 3 ? 100 : t > 5 ? 4 * t + 1 : 4 * t) << t;
 }
 
 TEST(ControlTest, RecursionRuns) {
   const auto got = RunPerThread(PerThread(R"(
   and.b32 %r1, %t, 7;
-  { .param .b32 a; .param .b32 r; st.param.b32 [a], %r1; call (r), fact, (a); ld.param.b32 %v, [r]; })", R"(
+  { .param .b32 a; .param .b32 r; st.param.b32 [a], %r1; call (r), fact, (a); ld.param.b32 %v, [r]; })",
+                                          R"(
 .func (.param .b32 r) fact(.param .b32 n) {
   .reg .b32 %r<5>; .reg .pred %p;
   ld.param.b32 %r1, [n]; mov.u32 %r2, 1; setp.eq.u32 %p, %r1, 0; @%p bra END;
@@ -315,7 +334,8 @@ TEST(ControlTest, RecursionRuns) {
   { .param .b32 a; .param .b32 q; st.param.b32 [a], %r3; call (q), fact, (a); ld.param.b32 %r4, [q]; }
   mul.lo.u32 %r2, %r4, %r1;
 END: st.param.b32 [r], %r2; ret; }
-)"), {32});
+)"),
+                                {32});
   const uint32_t factorial[] = {1, 1, 2, 6, 24, 120, 720, 5040};
   for (uint32_t t = 0; t < 32; ++t) EXPECT_EQ(got[t], factorial[t % 8]);
 }
@@ -329,7 +349,8 @@ TEST(ControlTest, ModulesLinkByName) {
   .reg .b32 %r<5>; .reg .b64 %rd1;
   ld.global.u32 %r1, [bias];
   { .param .b32 a; .param .b32 r; st.param.b32 [a], %r1; call (r), twice, (a); ld.param.b32 %r2, [r]; }
-  ld.param.u64 %rd1, [out]; st.global.u32 [%rd1], %r2; ret; })"), absl::StrCat(kHeader, R"(
+  ld.param.u64 %rd1, [out]; st.global.u32 [%rd1], %r2; ret; })"),
+                                 absl::StrCat(kHeader, R"(
 .visible .global .align 4 .u32 bias = 21;
 .visible .func (.param .b32 r) twice(.param .b32 n) {
   .reg .b32 %r<3>; ld.param.b32 %r1, [n]; add.u32 %r1, %r1, %r1; st.param.b32 [r], %r1; ret; })")});
@@ -344,7 +365,8 @@ absl::Status Access(const std::string& instruction, uint64_t address) {
   auto runner = Load(absl::StrCat(R"(
 .visible .entry k(.param .u64 p) {
   .reg .b32 %r<5>; .reg .b64 %a; .reg .pred %q; .shared .align 4 .b8 s[64]; .local .align 8 .b8 l[16];
-  mov.u32 %r1, %tid.x; setp.ne.u32 %q, %r1, 3; @%q ret; ld.param.u64 %a, [p]; )", instruction, " ret; }"));
+  mov.u32 %r1, %tid.x; setp.ne.u32 %q, %r1, 3; @%q ret; ld.param.u64 %a, [p]; )",
+                                  instruction, " ret; }"));
   return runner->Run("k", {1}, {32}, 0, address);
 }
 
@@ -353,32 +375,44 @@ TEST(FaultTest, WildAddressesEndTheLaunchOnly) {
   EXPECT_OK(Access("st.global.u32 [%a], 1;", page.address()));
   const absl::Status null = Access("st.global.u32 [%a], 1;", 0);
   EXPECT_THAT(null, IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
-  EXPECT_THAT(std::string(null.message()), HasSubstr("kernel k, block (0, 0, 0), thread (3, 0, 0)"));
-  EXPECT_THAT(Access("ld.global.u32 %r2, [%a]; add.u32 %r2, %r2, 1; st.global.u32 [%a], %r2;", page.address() + 4096), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  EXPECT_THAT(std::string(null.message()),
+              HasSubstr("kernel k, block (0, 0, 0), thread (3, 0, 0)"));
+  EXPECT_THAT(Access("ld.global.u32 %r2, [%a]; add.u32 %r2, %r2, 1; st.global.u32 [%a], %r2;",
+                     page.address() + 4096),
+              IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
   int host = 5;
-  EXPECT_THAT(Access("st.u32 [%a], 1;", reinterpret_cast<uint64_t>(&host)), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  EXPECT_THAT(Access("st.u32 [%a], 1;", reinterpret_cast<uint64_t>(&host)),
+              IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
   EXPECT_EQ(host, 5);
-  EXPECT_THAT(Access("atom.global.add.u32 %r2, [%a], 1;", page.address() + (1 << 20)), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
-  EXPECT_THAT(Access("cvt.u32.u64 %r2, %a; st.shared.u32 [%r2], 1;", 64), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  EXPECT_THAT(Access("atom.global.add.u32 %r2, [%a], 1;", page.address() + (1 << 20)),
+              IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  EXPECT_THAT(Access("cvt.u32.u64 %r2, %a; st.shared.u32 [%r2], 1;", 64),
+              IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
   EXPECT_OK(Access("cvt.u32.u64 %r2, %a; st.shared.u32 [%r2], 1;", 60));
   EXPECT_THAT(Access("st.local.u32 [%a], 1;", 16), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
-  EXPECT_THAT(Access("st.shared.u32 [%a], 1;", ~uint64_t{3}), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  EXPECT_THAT(Access("st.shared.u32 [%a], 1;", ~uint64_t{3}),
+              IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
   // And the next launch is fine.
   EXPECT_OK(Access("st.global.u32 [%a], 1;", page.address()));
 }
 
 TEST(FaultTest, MisalignedAccesses) {
   DeviceBuffer<uint32_t> page(1024);
-  EXPECT_THAT(Access("st.global.u32 [%a], 1;", page.address() + 2), IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
-  EXPECT_THAT(Access("ld.global.v4.u32 {%r1,%r2,%r3,%r4}, [%a]; st.global.u32 [%a], %r4;", page.address() + 8), IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
-  EXPECT_THAT(Access("atom.global.add.u64 %a, [%a], 1;", page.address() + 4), IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
+  EXPECT_THAT(Access("st.global.u32 [%a], 1;", page.address() + 2),
+              IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
+  EXPECT_THAT(Access("ld.global.v4.u32 {%r1,%r2,%r3,%r4}, [%a]; st.global.u32 [%a], %r4;",
+                     page.address() + 8),
+              IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
+  EXPECT_THAT(Access("atom.global.add.u64 %a, [%a], 1;", page.address() + 4),
+              IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
 }
 
 TEST(FaultTest, TrapAndUnsupported) {
   EXPECT_THAT(Access("trap;", 0), IsCudaError(CUDA_ERROR_LAUNCH_FAILED));
   const absl::Status status = Access("wgmma.fence.sync.aligned;", 0);
   EXPECT_THAT(status, IsCudaError(CUDA_ERROR_NOT_SUPPORTED));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("kernel k, line 7, 'wgmma.fence.sync.aligned'"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("kernel k, line 7, 'wgmma.fence.sync.aligned'"));
 }
 
 TEST(FaultTest, ManyThreadsLaunchAtOnce) {

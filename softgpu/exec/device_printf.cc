@@ -102,7 +102,8 @@ std::string FormatDevicePrintf(const char* format, const char* arguments, int* c
       case 'o':
         ++*count;
         if (longs > 0) {
-          Append(&out, spec + "ll" + conversion, TakeArgument<unsigned long long>(arguments, &offset));
+          Append(&out, spec + "ll" + conversion,
+                 TakeArgument<unsigned long long>(arguments, &offset));
         } else {
           Append(&out, spec + length + conversion, TakeArgument<unsigned>(arguments, &offset));
         }
@@ -124,7 +125,8 @@ std::string FormatDevicePrintf(const char* format, const char* arguments, int* c
         break;
       case 's': {
         ++*count;
-        const char* text = reinterpret_cast<const char*>(TakeArgument<uint64_t>(arguments, &offset));
+        const char* text =
+            reinterpret_cast<const char*>(TakeArgument<uint64_t>(arguments, &offset));
         if (text == nullptr) text = "(null)";
         const size_t limit = precision >= 0 ? static_cast<size_t>(precision) : kMaxString;
         const std::string copy(text, strnlen(text, limit));
@@ -133,7 +135,8 @@ std::string FormatDevicePrintf(const char* format, const char* arguments, int* c
       }
       case 'p':
         ++*count;
-        Append(&out, spec + 'p', reinterpret_cast<void*>(TakeArgument<uint64_t>(arguments, &offset)));
+        Append(&out, spec + 'p',
+               reinterpret_cast<void*>(TakeArgument<uint64_t>(arguments, &offset)));
         break;
       default:
         // Not a conversion: printed as it stands.

@@ -110,12 +110,12 @@ void* FiberStack::Prepare(void (*function)(void*), void* argument) const {
   // What fargpu_fiber_switch pops: r15 r14 r13 r12 rbx rbp and the return address. At the start
   // routine rsp must be a multiple of 16, so that its call pushes the usual 8 bytes.
   void** frame = top - 9;
-  frame[0] = nullptr;                              // r15
-  frame[1] = nullptr;                              // r14
-  frame[2] = reinterpret_cast<void*>(function);    // r13
-  frame[3] = argument;                             // r12
-  frame[4] = nullptr;                              // rbx
-  frame[5] = nullptr;                              // rbp
+  frame[0] = nullptr;                            // r15
+  frame[1] = nullptr;                            // r14
+  frame[2] = reinterpret_cast<void*>(function);  // r13
+  frame[3] = argument;                           // r12
+  frame[4] = nullptr;                            // rbx
+  frame[5] = nullptr;                            // rbp
   frame[6] = reinterpret_cast<void*>(&fargpu_fiber_start);
   frame[7] = nullptr;
   frame[8] = nullptr;

@@ -19,7 +19,7 @@ struct Launch {
   std::string kernel_name;
   WarpFunction function = nullptr;
   const uint64_t* variables = nullptr;
-  uint64_t params = 0;  // address in the device window
+  uint64_t params = 0;       // address in the device window
   uint64_t local_bytes = 0;  // per thread
   uint64_t shared_bytes = 0;
   uint64_t blocks = 0;

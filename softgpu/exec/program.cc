@@ -1,11 +1,11 @@
-#include <cuda.h>
-
 #include <cstring>
+#include <cuda.h>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+
 #include "common/cuda_error.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
@@ -83,7 +83,8 @@ class CompiledProgram : public Program {
           static_cast<size_t>(target.program_variable) >= addresses_.size()) {
         continue;
       }
-      const uint64_t address = addresses_[target.program_variable] + static_cast<uint64_t>(a.addend);
+      const uint64_t address =
+          addresses_[target.program_variable] + static_cast<uint64_t>(a.addend);
       const uint64_t shifted = address >> a.shift;
       if (a.position + a.bytes <= bytes.size()) {
         std::memcpy(bytes.data() + a.position, &shifted, std::min<size_t>(a.bytes, 8));
@@ -94,26 +95,29 @@ class CompiledProgram : public Program {
 
   absl::Status Launch(size_t kernel, const LaunchConfig& config) override {
     if (kernel >= kernels().size()) {
-      return CudaError(CUDA_ERROR_INVALID_HANDLE,
-                       absl::StrCat("kernel ", kernel, " of a program that has ", kernels().size()));
+      return CudaError(
+          CUDA_ERROR_INVALID_HANDLE,
+          absl::StrCat("kernel ", kernel, " of a program that has ", kernels().size()));
     }
     const KernelInfo& info = kernels()[kernel];
     const uint64_t threads = uint64_t{config.block.x} * config.block.y * config.block.z;
-    if (threads == 0 || threads > info.max_threads_per_block || config.block.x > 1024 || config.block.y > 1024) {
+    if (threads == 0 || threads > info.max_threads_per_block || config.block.x > 1024 ||
+        config.block.y > 1024) {
       return CudaError(CUDA_ERROR_INVALID_VALUE,
-                       absl::StrCat("kernel ", info.name, ": blocks of ", config.block.x, " x ", config.block.y,
-                                    " x ", config.block.z, " threads; at most ", info.max_threads_per_block,
-                                    " are allowed"));
+                       absl::StrCat("kernel ", info.name, ": blocks of ", config.block.x, " x ",
+                                    config.block.y, " x ", config.block.z, " threads; at most ",
+                                    info.max_threads_per_block, " are allowed"));
     }
     if (config.params.size() < info.param_bytes || config.params.size() > ParamBlocks::kBytes) {
       return CudaError(CUDA_ERROR_INVALID_VALUE,
-                       absl::StrCat("kernel ", info.name, ": ", config.params.size(), " bytes of parameters, not ",
-                                    info.param_bytes));
+                       absl::StrCat("kernel ", info.name, ": ", config.params.size(),
+                                    " bytes of parameters, not ", info.param_bytes));
     }
     fargpu::softgpu::Launch launch;
     launch.blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
     if (launch.blocks == 0) {
-      return CudaError(CUDA_ERROR_INVALID_VALUE, absl::StrCat("kernel ", info.name, ": the grid is empty"));
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("kernel ", info.name, ": the grid is empty"));
     }
     ASSIGN_OR_RETURN(const Code code, CodeFor(kernel, config.block));
     launch.config = &config;
@@ -130,7 +134,8 @@ class CompiledProgram : public Program {
       return CudaError(CUDA_ERROR_OUT_OF_MEMORY, "no room in the device window for parameters");
     }
     if (!config.params.empty()) {
-      std::memcpy(reinterpret_cast<void*>(launch.params), config.params.data(), config.params.size());
+      std::memcpy(reinterpret_cast<void*>(launch.params), config.params.data(),
+                  config.params.size());
     }
     absl::Status status = RunGrid(&launch);
     ParamBlocks::Get().Give(launch.params);
@@ -147,7 +152,8 @@ class CompiledProgram : public Program {
     bool flattened ABSL_GUARDED_BY(mutex) = false;
     absl::Status status ABSL_GUARDED_BY(mutex);  // of flattening
     FlatKernel flat ABSL_GUARDED_BY(mutex);
-    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, absl::StatusOr<WarpFunction>> code ABSL_GUARDED_BY(mutex);
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, absl::StatusOr<WarpFunction>> code
+        ABSL_GUARDED_BY(mutex);
   };
 
   absl::StatusOr<Code> CodeFor(size_t kernel, Dim3 block) {
@@ -167,7 +173,8 @@ class CompiledProgram : public Program {
       shape = {0, 0, 0};
     }
     auto it = entry.code.find(shape);
-    if (it == entry.code.end()) it = entry.code.emplace(shape, jit->Compile(entry.flat, block)).first;
+    if (it == entry.code.end())
+      it = entry.code.emplace(shape, jit->Compile(entry.flat, block)).first;
     if (!it->second.ok()) return it->second.status();
     return Code{*it->second, entry.flat.local_bytes};
   }
@@ -200,7 +207,8 @@ absl::StatusOr<std::unique_ptr<Program>> Program::Link(absl::Span<const std::str
     absl::StatusOr<std::unique_ptr<ptx::Module>> module = ptx::ParseModule(ptx_modules[k]);
     if (!module.ok()) {
       const std::string prefix = ptx_modules.size() > 1 ? absl::StrCat("module ", k + 1, ": ") : "";
-      return fail(CudaError(CUDA_ERROR_INVALID_PTX, absl::StrCat(prefix, module.status().message())));
+      return fail(
+          CudaError(CUDA_ERROR_INVALID_PTX, absl::StrCat(prefix, module.status().message())));
     }
     modules.push_back(*std::move(module));
   }

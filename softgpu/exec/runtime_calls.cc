@@ -1,16 +1,17 @@
 // The functions that compiled code calls. They run on fibers: one that faults or fails leaves
 // without unwinding, so nothing here holds a lock or memory across an access to device memory.
-#include <cuda.h>
 #include <emmintrin.h>
 #include <time.h>
 
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <cuda.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+
 #include "common/cuda_error.h"
 #include "softgpu/exec/atomics.h"
 #include "softgpu/exec/device_printf.h"
@@ -23,8 +24,8 @@ RunningWarp* WarpOf(WarpContext* context) { return static_cast<RunningWarp*>(con
 
 std::string Where(const WarpContext* c) {
   const auto* warp = static_cast<const RunningWarp*>(c->block);
-  return absl::StrFormat("kernel %s, block (%u, %u, %u)", warp->block->launch->kernel_name, c->block_index[0],
-                         c->block_index[1], c->block_index[2]);
+  return absl::StrFormat("kernel %s, block (%u, %u, %u)", warp->block->launch->kernel_name,
+                         c->block_index[0], c->block_index[1], c->block_index[2]);
 }
 
 // The thread's coordinates, for messages.
@@ -40,7 +41,8 @@ std::string ThreadOf(const WarpContext* c, int lane) {
   Worker::Current()->Abandon();
 }
 
-void Fault(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, uint32_t line) {
+void Fault(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes,
+           uint32_t line) {
   const AddressWindow window = DeviceWindow();
   // The lane to blame: the first that is out of bounds or misaligned. Offsets into shared or
   // local memory are small numbers, outside the window.
@@ -52,26 +54,29 @@ void Fault(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t by
     if (in_window && !misaligned) continue;
     if (misaligned) {
       EndLaunch(c, CUDA_ERROR_MISALIGNED_ADDRESS,
-                absl::StrFormat("%s, %s, PTX line %u: address 0x%x is not a multiple of %u", Where(c),
-                                ThreadOf(c, lane), line, address, bytes));
+                absl::StrFormat("%s, %s, PTX line %u: address 0x%x is not a multiple of %u",
+                                Where(c), ThreadOf(c, lane), line, address, bytes));
     }
     EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS,
-              absl::StrFormat("%s, %s, PTX line %u: access of %u bytes at 0x%x", Where(c), ThreadOf(c, lane), line,
-                              bytes, address));
+              absl::StrFormat("%s, %s, PTX line %u: access of %u bytes at 0x%x", Where(c),
+                              ThreadOf(c, lane), line, bytes, address));
   }
-  EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS, absl::StrFormat("%s, PTX line %u: illegal address", Where(c), line));
+  EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS,
+            absl::StrFormat("%s, PTX line %u: illegal address", Where(c), line));
 }
 
 void Trap(WarpContext* c, uint32_t line) {
-  EndLaunch(c, CUDA_ERROR_LAUNCH_FAILED, absl::StrFormat("%s: trap in PTX line %u", Where(c), line));
+  EndLaunch(c, CUDA_ERROR_LAUNCH_FAILED,
+            absl::StrFormat("%s: trap in PTX line %u", Where(c), line));
 }
 
 void Arrive(WarpContext* c, uint32_t id, uint32_t threads) {
   RunningWarp* warp = WarpOf(c);
   if (id >= RunningBlock::kBarriers || threads % kWarpSize != 0) {
     EndLaunch(c, CUDA_ERROR_ILLEGAL_INSTRUCTION,
-              absl::StrFormat("%s: barrier %u for %u threads; there are %d barriers, and threads come in warps",
-                              Where(c), id, threads, RunningBlock::kBarriers));
+              absl::StrFormat(
+                  "%s: barrier %u for %u threads; there are %d barriers, and threads come in warps",
+                  Where(c), id, threads, RunningBlock::kBarriers));
   }
   RunningBlock* block = warp->block;
   RunningBlock::Barrier& barrier = block->barriers[id];
@@ -92,7 +97,8 @@ void Barrier(WarpContext* c, uint32_t id, uint32_t threads) {
   Arrive(c, id, threads);
 }
 
-uint32_t BarrierReduce(WarpContext* c, uint32_t id, uint32_t threads, uint32_t op, uint32_t predicates, uint32_t mask) {
+uint32_t BarrierReduce(WarpContext* c, uint32_t id, uint32_t threads, uint32_t op,
+                       uint32_t predicates, uint32_t mask) {
   RunningWarp* warp = WarpOf(c);
   warp->predicates = predicates;
   warp->predicate_lanes = mask;
@@ -107,31 +113,45 @@ void Yield(WarpContext* c) {
   Worker::Current()->Suspend();
 }
 
-void Sleep(WarpContext* c, uint32_t nanoseconds) {
-  Yield(c);
-}
+void Sleep(WarpContext* c, uint32_t nanoseconds) { Yield(c); }
 
-void Load(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, void* out, uint32_t order) {
+void Load(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, void* out,
+          uint32_t order) {
   char* results = static_cast<char*>(out);
   for (; mask != 0; mask &= mask - 1) {
     const int lane = std::countr_zero(mask);
     char* to = results + static_cast<size_t>(lane) * bytes;
     const uint64_t at = addresses[lane];
     switch (bytes) {
-      case 1: *reinterpret_cast<uint8_t*>(to) = __atomic_load_n(reinterpret_cast<const uint8_t*>(at), __ATOMIC_RELAXED); break;
-      case 2: *reinterpret_cast<uint16_t*>(to) = __atomic_load_n(reinterpret_cast<const uint16_t*>(at), __ATOMIC_RELAXED); break;
-      case 4: *reinterpret_cast<uint32_t*>(to) = __atomic_load_n(reinterpret_cast<const uint32_t*>(at), __ATOMIC_RELAXED); break;
-      case 8: *reinterpret_cast<uint64_t*>(to) = __atomic_load_n(reinterpret_cast<const uint64_t*>(at), __ATOMIC_RELAXED); break;
-      case 16:  // aligned 16-byte moves are single accesses on every CPU with AVX
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_load_si128(reinterpret_cast<const __m128i*>(at)));
+      case 1:
+        *reinterpret_cast<uint8_t*>(to) =
+            __atomic_load_n(reinterpret_cast<const uint8_t*>(at), __ATOMIC_RELAXED);
         break;
-      default: std::memcpy(to, reinterpret_cast<const void*>(at), bytes);
+      case 2:
+        *reinterpret_cast<uint16_t*>(to) =
+            __atomic_load_n(reinterpret_cast<const uint16_t*>(at), __ATOMIC_RELAXED);
+        break;
+      case 4:
+        *reinterpret_cast<uint32_t*>(to) =
+            __atomic_load_n(reinterpret_cast<const uint32_t*>(at), __ATOMIC_RELAXED);
+        break;
+      case 8:
+        *reinterpret_cast<uint64_t*>(to) =
+            __atomic_load_n(reinterpret_cast<const uint64_t*>(at), __ATOMIC_RELAXED);
+        break;
+      case 16:  // aligned 16-byte moves are single accesses on every CPU with AVX
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                         _mm_load_si128(reinterpret_cast<const __m128i*>(at)));
+        break;
+      default:
+        std::memcpy(to, reinterpret_cast<const void*>(at), bytes);
     }
   }
   if (order == 2) std::atomic_thread_fence(std::memory_order_acquire);
 }
 
-void Store(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, const void* in, uint32_t order) {
+void Store(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, const void* in,
+           uint32_t order) {
   if (order == 2) std::atomic_thread_fence(std::memory_order_release);
   const char* values = static_cast<const char*>(in);
   for (; mask != 0; mask &= mask - 1) {
@@ -139,19 +159,34 @@ void Store(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t by
     const char* from = values + static_cast<size_t>(lane) * bytes;
     const uint64_t at = addresses[lane];
     switch (bytes) {
-      case 1: __atomic_store_n(reinterpret_cast<uint8_t*>(at), *reinterpret_cast<const uint8_t*>(from), __ATOMIC_RELAXED); break;
-      case 2: __atomic_store_n(reinterpret_cast<uint16_t*>(at), *reinterpret_cast<const uint16_t*>(from), __ATOMIC_RELAXED); break;
-      case 4: __atomic_store_n(reinterpret_cast<uint32_t*>(at), *reinterpret_cast<const uint32_t*>(from), __ATOMIC_RELAXED); break;
-      case 8: __atomic_store_n(reinterpret_cast<uint64_t*>(at), *reinterpret_cast<const uint64_t*>(from), __ATOMIC_RELAXED); break;
-      case 16:
-        _mm_store_si128(reinterpret_cast<__m128i*>(at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+      case 1:
+        __atomic_store_n(reinterpret_cast<uint8_t*>(at), *reinterpret_cast<const uint8_t*>(from),
+                         __ATOMIC_RELAXED);
         break;
-      default: std::memcpy(reinterpret_cast<void*>(at), from, bytes);
+      case 2:
+        __atomic_store_n(reinterpret_cast<uint16_t*>(at), *reinterpret_cast<const uint16_t*>(from),
+                         __ATOMIC_RELAXED);
+        break;
+      case 4:
+        __atomic_store_n(reinterpret_cast<uint32_t*>(at), *reinterpret_cast<const uint32_t*>(from),
+                         __ATOMIC_RELAXED);
+        break;
+      case 8:
+        __atomic_store_n(reinterpret_cast<uint64_t*>(at), *reinterpret_cast<const uint64_t*>(from),
+                         __ATOMIC_RELAXED);
+        break;
+      case 16:
+        _mm_store_si128(reinterpret_cast<__m128i*>(at),
+                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+        break;
+      default:
+        std::memcpy(reinterpret_cast<void*>(at), from, bytes);
     }
   }
 }
 
-void Atomic(WarpContext* c, uint32_t code, const uint64_t* addresses, uint32_t mask, const void* a, const void* b, void* out) {
+void Atomic(WarpContext* c, uint32_t code, const uint64_t* addresses, uint32_t mask, const void* a,
+            const void* b, void* out) {
   RunAtomic(code, addresses, mask, a, b, out);
 }
 
@@ -160,16 +195,19 @@ bool InWindow(uint64_t address) {
   return address - window.base < window.size;
 }
 
-void Printf(WarpContext* c, const uint64_t* formats, const uint64_t* arguments, uint32_t mask, uint32_t* results) {
+void Printf(WarpContext* c, const uint64_t* formats, const uint64_t* arguments, uint32_t mask,
+            uint32_t* results) {
   for (; mask != 0; mask &= mask - 1) {
     const int lane = std::countr_zero(mask);
     if (!InWindow(formats[lane]) || (arguments[lane] != 0 && !InWindow(arguments[lane]))) {
       EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS,
-                absl::StrFormat("%s, %s: printf with a format at 0x%x", Where(c), ThreadOf(c, lane), formats[lane]));
+                absl::StrFormat("%s, %s: printf with a format at 0x%x", Where(c), ThreadOf(c, lane),
+                                formats[lane]));
     }
     int count = 0;
-    const std::string text = FormatDevicePrintf(reinterpret_cast<const char*>(formats[lane]),
-                                                reinterpret_cast<const char*>(arguments[lane]), &count);
+    const std::string text =
+        FormatDevicePrintf(reinterpret_cast<const char*>(formats[lane]),
+                           reinterpret_cast<const char*>(arguments[lane]), &count);
     results[lane] = static_cast<uint32_t>(count);
     WarpOf(c)->block->launch->Print(text);
   }
@@ -184,16 +222,18 @@ std::string TextAt(uint64_t address) {
   return std::string(text, strnlen(text, kMaxAssertText));
 }
 
-void Assert(WarpContext* c, const uint64_t* message, const uint64_t* file, const uint32_t* line, const uint64_t* function, uint32_t mask) {
+void Assert(WarpContext* c, const uint64_t* message, const uint64_t* file, const uint32_t* line,
+            const uint64_t* function, uint32_t mask) {
   std::string last;
   for (; mask != 0; mask &= mask - 1) {
     const int lane = std::countr_zero(mask);
     const uint32_t linear = c->warp_index * kWarpSize + static_cast<uint32_t>(lane);
-    last = absl::StrFormat("%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n",
-                           TextAt(file[lane]), line[lane], TextAt(function[lane]), c->block_index[0],
-                           c->block_index[1], c->block_index[2], linear % c->block_size[0],
-                           linear / c->block_size[0] % c->block_size[1],
-                           linear / c->block_size[0] / c->block_size[1], TextAt(message[lane]));
+    last =
+        absl::StrFormat("%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.\n",
+                        TextAt(file[lane]), line[lane], TextAt(function[lane]), c->block_index[0],
+                        c->block_index[1], c->block_index[2], linear % c->block_size[0],
+                        linear / c->block_size[0] % c->block_size[1],
+                        linear / c->block_size[0] / c->block_size[1], TextAt(message[lane]));
     WarpOf(c)->block->launch->Print(last);
   }
   EndLaunch(c, CUDA_ERROR_ASSERT, absl::StrCat(Where(c), ": ", last));

@@ -1,16 +1,17 @@
 #include "softgpu/exec/worker.h"
 
-#include <cuda.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
+#include <cuda.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+
 #include "common/cuda_error.h"
 
 namespace fargpu::softgpu {
@@ -43,7 +44,8 @@ Worker::Worker() {
   // Kernels overflow their own stack sometimes, so the handler needs another one.
   stack_t present = {};
   if (sigaltstack(nullptr, &present) == 0 && (present.ss_flags & SS_DISABLE) == 0) return;
-  void* stack = mmap(nullptr, kSignalStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* stack =
+      mmap(nullptr, kSignalStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stack == MAP_FAILED) return;
   stack_t wanted = {};
   wanted.ss_sp = stack;
@@ -114,11 +116,13 @@ RunningWarp* Worker::Resume(RunningWarp* first) {
       absl::StrFormat("kernel %s, block (%u, %u, %u), warp %u", warp->block->launch->kernel_name,
                       c.block_index[0], c.block_index[1], c.block_index[2], c.warp_index);
   if (fault.in_guard) {
-    warp->block->launch->Fail(CudaError(CUDA_ERROR_LAUNCH_FAILED, absl::StrCat(where, ": stack overflow")));
+    warp->block->launch->Fail(
+        CudaError(CUDA_ERROR_LAUNCH_FAILED, absl::StrCat(where, ": stack overflow")));
   } else {
-    warp->block->launch->Fail(CudaError(
-        CUDA_ERROR_ILLEGAL_ADDRESS,
-        absl::StrFormat("%s: access to address %p, where nothing is allocated", where, fault.address)));
+    warp->block->launch->Fail(
+        CudaError(CUDA_ERROR_ILLEGAL_ADDRESS,
+                  absl::StrFormat("%s: access to address %p, where nothing is allocated", where,
+                                  fault.address)));
   }
   return warp;
 }
@@ -129,9 +133,10 @@ bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
   const uint64_t warps = (threads + kWarpSize - 1) / kWarpSize;
   const uint64_t local_per_warp = launch->local_bytes * kWarpSize;
   if (!block->shared.Ensure(launch->shared_bytes) || !block->local.Ensure(warps * local_per_warp)) {
-    launch->Fail(CudaError(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-                           absl::StrCat("kernel ", launch->kernel_name, ": no room for ", launch->shared_bytes,
-                                        " bytes of shared and ", warps * local_per_warp, " bytes of local memory")));
+    launch->Fail(CudaError(
+        CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+        absl::StrCat("kernel ", launch->kernel_name, ": no room for ", launch->shared_bytes,
+                     " bytes of shared and ", warps * local_per_warp, " bytes of local memory")));
     return false;
   }
   block->launch = launch;
@@ -173,7 +178,8 @@ bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
 
 void Worker::ReleaseBarrier(RunningBlock* block, uint32_t id) {
   RunningBlock::Barrier& barrier = block->barriers[id];
-  const uint32_t expected = barrier.expected == 0 ? block->live_warps : std::min(barrier.expected, block->live_warps);
+  const uint32_t expected =
+      barrier.expected == 0 ? block->live_warps : std::min(barrier.expected, block->live_warps);
   if (barrier.arrived == 0 || barrier.arrived < expected) return;
   const bool reduces = barrier.reduces;
   uint32_t count = 0;
@@ -189,7 +195,9 @@ void Worker::ReleaseBarrier(RunningBlock* block, uint32_t id) {
   for (RunningWarp& warp : block->warps) {
     if (warp.state != RunningWarp::State::kWaiting || warp.barrier != id) continue;
     if (reduces) {  // and, or, popc
-      warp.barrier_result = warp.barrier_result == 0 ? count == lanes : warp.barrier_result == 1 ? count != 0 : count;
+      warp.barrier_result = warp.barrier_result == 0   ? count == lanes
+                            : warp.barrier_result == 1 ? count != 0
+                                                       : count;
     }
     warp.state = RunningWarp::State::kReady;
     ready_.push_back(&warp);
@@ -213,8 +221,9 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
     if (warp->saved == nullptr) {
       warp->stack = TakeStack();
       if (!warp->stack.valid()) {
-        launch->Fail(CudaError(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-                               absl::StrCat("kernel ", launch->kernel_name, ": no memory for a stack")));
+        launch->Fail(
+            CudaError(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                      absl::StrCat("kernel ", launch->kernel_name, ": no memory for a stack")));
         break;
       }
       warp->saved = warp->stack.Prepare(&FiberMain, this);
@@ -240,9 +249,10 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
   if (!launch->failed.load(std::memory_order_relaxed)) {
     for (const auto& block : *blocks) {
       if (block->live_warps == 0) continue;
-      launch->Fail(CudaError(CUDA_ERROR_LAUNCH_FAILED,
-                             absl::StrCat("kernel ", launch->kernel_name, ": block ", block->index, " has ",
-                                          block->live_warps, " warps that wait at different barriers for ever")));
+      launch->Fail(CudaError(
+          CUDA_ERROR_LAUNCH_FAILED,
+          absl::StrCat("kernel ", launch->kernel_name, ": block ", block->index, " has ",
+                       block->live_warps, " warps that wait at different barriers for ever")));
       break;
     }
   }

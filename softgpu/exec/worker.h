@@ -23,7 +23,7 @@ struct RunningWarp {
   FiberStack stack;
   void* saved = nullptr;  // stack pointer while it does not run; null before the first run
   State state = State::kReady;
-  bool yielded = false;  // stopped of its own will: put it behind the others
+  bool yielded = false;         // stopped of its own will: put it behind the others
   uint32_t barrier = 0;         // kWaiting: which
   uint32_t barrier_result = 0;  // of bar.red
   uint32_t predicates = 0;      // given to bar.red: lanes that are true

@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "common/status_macros.h"
 #include "llvm/IR/Intrinsics.h"
+
+#include "common/status_macros.h"
 #include "softgpu/passes/link_modules.h"
 
 namespace fargpu::softgpu {
@@ -39,10 +40,12 @@ class DispatchEmitter : public InstructionEmitter {
 
   static llvm::Function* Declare(const FlatKernel& function, int id, llvm::Module* module) {
     llvm::LLVMContext& context = module->getContext();
-    std::vector<llvm::Type*> types = {llvm::PointerType::getUnqual(context), llvm::Type::getInt32Ty(context)};
+    std::vector<llvm::Type*> types = {llvm::PointerType::getUnqual(context),
+                                      llvm::Type::getInt32Ty(context)};
     types.resize(3 + function.param_registers.size(), llvm::Type::getInt64Ty(context));
     auto* type = llvm::FunctionType::get(llvm::Type::getInt32Ty(context), types, false);
-    return llvm::Function::Create(type, llvm::Function::InternalLinkage, "function_" + std::to_string(id), module);
+    return llvm::Function::Create(type, llvm::Function::InternalLinkage,
+                                  "function_" + std::to_string(id), module);
   }
 
  private:
@@ -61,8 +64,10 @@ class DispatchEmitter : public InstructionEmitter {
     exited_ = EntryAlloca(i32, "exited");
     llvm::Value* active = MaskFromBits(active_bits);
     builder_.CreateStore(builder_.CreateSelect(active, llvm::Constant::getNullValue(v32),
-                                               llvm::Constant::getAllOnesValue(v32)), pc_);
-    for (llvm::Value* counter : {waiting_, barrier_, spins_, floor_, last_, exited_}) builder_.CreateStore(Int32(0), counter);
+                                               llvm::Constant::getAllOnesValue(v32)),
+                         pc_);
+    for (llvm::Value* counter : {waiting_, barrier_, spins_, floor_, last_, exited_})
+      builder_.CreateStore(Int32(0), counter);
 
     dispatch_ = llvm::BasicBlock::Create(context_, "dispatch", function_);
     llvm::BranchInst* start = builder_.CreateBr(dispatch_);
@@ -118,7 +123,9 @@ class DispatchEmitter : public InstructionEmitter {
   void EmitDispatcher(const std::vector<llvm::BasicBlock*>& blocks) {
     llvm::Type* i32 = builder_.getInt32Ty();
     llvm::Type* v32 = VectorOf(i32);
-    const auto block = [&](const char* name) { return llvm::BasicBlock::Create(context_, name, function_); };
+    const auto block = [&](const char* name) {
+      return llvm::BasicBlock::Create(context_, name, function_);
+    };
     builder_.SetInsertPoint(dispatch_);
     // A group that spins hands over to those behind it, which `floor` keeps until they are
     // through or spin themselves.
@@ -137,12 +144,15 @@ class DispatchEmitter : public InstructionEmitter {
     llvm::Value* ready = builder_.CreateNot(MaskFromBits(builder_.CreateLoad(i32, waiting_)));
     llvm::Value* none = llvm::Constant::getAllOnesValue(v32);
     llvm::Value* floor = builder_.CreateLoad(i32, floor_);
-    llvm::Value* above = builder_.CreateAnd(ready, builder_.CreateICmpUGE(pc, Splat(builder_, floor)));
+    llvm::Value* above =
+        builder_.CreateAnd(ready, builder_.CreateICmpUGE(pc, Splat(builder_, floor)));
     llvm::Value* candidates = builder_.CreateSelect(above, pc, none);
-    llvm::Value* lowest = builder_.CreateIntrinsic(llvm::Intrinsic::vector_reduce_umin, {v32}, {candidates});
+    llvm::Value* lowest =
+        builder_.CreateIntrinsic(llvm::Intrinsic::vector_reduce_umin, {v32}, {candidates});
     auto* found = block("found");
     auto* not_found = block("not_found");
-    builder_.CreateCondBr(builder_.CreateICmpEQ(lowest, Int32(kExited)), not_found, found, ColdBranch());
+    builder_.CreateCondBr(builder_.CreateICmpEQ(lowest, Int32(kExited)), not_found, found,
+                          ColdBranch());
 
     builder_.SetInsertPoint(not_found);
     auto* lower = block("lower");
@@ -154,9 +164,11 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.SetInsertPoint(all_wait);
     auto* barrier = block("barrier");
     auto* done = block("done");
-    builder_.CreateCondBr(builder_.CreateICmpNE(builder_.CreateLoad(i32, waiting_), Int32(0)), barrier, done);
+    builder_.CreateCondBr(builder_.CreateICmpNE(builder_.CreateLoad(i32, waiting_), Int32(0)),
+                          barrier, done);
     builder_.SetInsertPoint(barrier);
-    CallRuntime(kRuntimeBarrier, builder_.getVoidTy(), {builder_.CreateLoad(i32, barrier_), Int32(0)});
+    CallRuntime(kRuntimeBarrier, builder_.getVoidTy(),
+                {builder_.CreateLoad(i32, barrier_), Int32(0)});
     builder_.CreateStore(Int32(0), waiting_);
     builder_.CreateStore(Int32(0), spins_);
     builder_.CreateBr(choose);
@@ -169,16 +181,20 @@ class DispatchEmitter : public InstructionEmitter {
 
     builder_.SetInsertPoint(found);
     builder_.CreateStore(lowest, last_);
-    builder_.CreateStore(builder_.CreateAnd(above, builder_.CreateICmpEQ(pc, Splat(builder_, lowest))), mask_);
+    builder_.CreateStore(
+        builder_.CreateAnd(above, builder_.CreateICmpEQ(pc, Splat(builder_, lowest))), mask_);
     auto* nowhere = block("nowhere");
-    llvm::SwitchInst* jump = builder_.CreateSwitch(lowest, nowhere, static_cast<unsigned>(blocks.size()));
-    for (size_t b = 0; b < blocks.size(); ++b) jump->addCase(builder_.getInt32(static_cast<uint32_t>(b)), blocks[b]);
+    llvm::SwitchInst* jump =
+        builder_.CreateSwitch(lowest, nowhere, static_cast<unsigned>(blocks.size()));
+    for (size_t b = 0; b < blocks.size(); ++b)
+      jump->addCase(builder_.getInt32(static_cast<uint32_t>(b)), blocks[b]);
     builder_.SetInsertPoint(nowhere);
     builder_.CreateUnreachable();
   }
 
   static bool IsPlainBlockBarrier(const ptx::Instruction& i) {
-    return ((i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier") && !i.Has("red") && !i.Has("arrive");
+    return ((i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier") && !i.Has("red") &&
+           !i.Has("arrive");
   }
 
   absl::Status EmitBlock(int index) {
@@ -187,10 +203,12 @@ class DispatchEmitter : public InstructionEmitter {
         block.instructions[0].operands.size() <= 1) {
       return EmitBarrierBlock(block);
     }
-    if (block.instructions.size() == 1 && block.instructions[0].opcode == "call" && block.instructions[0].Has("real")) {
+    if (block.instructions.size() == 1 && block.instructions[0].opcode == "call" &&
+        block.instructions[0].Has("real")) {
       return EmitCallBlock(block);
     }
-    for (const ptx::Instruction& instruction : block.instructions) RETURN_IF_ERROR(Emit(instruction));
+    for (const ptx::Instruction& instruction : block.instructions)
+      RETURN_IF_ERROR(Emit(instruction));
     llvm::Value* next;
     bool back = false;
     if (block.end == BasicBlock::End::kExit || block.end == BasicBlock::End::kReturn) {
@@ -234,7 +252,8 @@ class DispatchEmitter : public InstructionEmitter {
   }
 
   void NoteExit(llvm::Value* lanes) {
-    builder_.CreateStore(builder_.CreateOr(builder_.CreateLoad(builder_.getInt32Ty(), exited_), lanes), exited_);
+    builder_.CreateStore(
+        builder_.CreateOr(builder_.CreateLoad(builder_.getInt32Ty(), exited_), lanes), exited_);
   }
 
   // Calls one function for the lanes here, or, through a pointer, each one that lanes name.
@@ -263,8 +282,10 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.CreateBr(loop);
     builder_.SetInsertPoint(loop);
     llvm::Value* left = builder_.CreateLoad(i32, rest);
-    llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, left, builder_.getFalse());
-    llvm::Value* target = builder_.CreateExtractElement(addresses, builder_.CreateAnd(lane, Int32(31)));
+    llvm::Value* lane =
+        builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, left, builder_.getFalse());
+    llvm::Value* target =
+        builder_.CreateExtractElement(addresses, builder_.CreateAnd(lane, Int32(31)));
     llvm::Value* same = builder_.CreateAnd(
         MaskBits(builder_.CreateICmpEQ(addresses, Splat(builder_, target))), left);
     builder_.CreateStore(builder_.CreateAnd(left, builder_.CreateNot(same)), rest);
@@ -272,7 +293,9 @@ class DispatchEmitter : public InstructionEmitter {
     for (const auto& [id, function] : functions_) {
       if (function->arg_size() != 3 + places.size()) continue;
       auto* one = llvm::BasicBlock::Create(context_, "f", function_);
-      choose->addCase(llvm::cast<llvm::ConstantInt>(builder_.getInt64(LinkedProgram::FunctionAddress(id))), one);
+      choose->addCase(
+          llvm::cast<llvm::ConstantInt>(builder_.getInt64(LinkedProgram::FunctionAddress(id))),
+          one);
       builder_.SetInsertPoint(one);
       std::vector<llvm::Value*> arguments = {warp_, same, frame};
       arguments.insert(arguments.end(), places.begin(), places.end());
@@ -282,10 +305,12 @@ class DispatchEmitter : public InstructionEmitter {
     }
     builder_.SetInsertPoint(wrong);
     FailIf(builder_.getTrue(), kRuntimeFault,
-           {SpillLanes(addresses, "targets"), same, Int32(1), Int32(static_cast<uint32_t>(call.location.line))});
+           {SpillLanes(addresses, "targets"), same, Int32(1),
+            Int32(static_cast<uint32_t>(call.location.line))});
     builder_.CreateUnreachable();
     builder_.SetInsertPoint(next);
-    builder_.CreateCondBr(builder_.CreateICmpNE(builder_.CreateLoad(i32, rest), Int32(0)), loop, after);
+    builder_.CreateCondBr(builder_.CreateICmpNE(builder_.CreateLoad(i32, rest), Int32(0)), loop,
+                          after);
     builder_.SetInsertPoint(after);
     llvm::Value* exited = builder_.CreateLoad(i32, gone);
     NoteExit(exited);
@@ -323,7 +348,8 @@ absl::Status EmitDispatchKernel(const FlatKernel& kernel, const CompileOptions& 
     functions[id] = DispatchEmitter::Declare(*function, id, module);
   }
   for (const auto& [id, function] : kernel.functions) {
-    RETURN_IF_ERROR(DispatchEmitter(*function, options, module, functions).RunFunction(functions[id]));
+    RETURN_IF_ERROR(
+        DispatchEmitter(*function, options, module, functions).RunFunction(functions[id]));
   }
   return DispatchEmitter(kernel, options, module, functions).Run(name);
 }

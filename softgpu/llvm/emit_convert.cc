@@ -3,8 +3,9 @@
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
 #include "llvm/IR/Intrinsics.h"
+
+#include "common/status_macros.h"
 #include "softgpu/llvm/instruction_emitter.h"
 
 namespace fargpu::softgpu {
@@ -23,8 +24,10 @@ absl::Status InstructionEmitter::EmitCvt(const Instruction& i) {
       // Clamp in a width that holds both.
       const Args args = Unify({value});
       llvm::Type* wide = SameShape(args.v[0], IntType(128));
-      llvm::Value* v = from.is_signed() ? builder_.CreateSExt(args.v[0], wide) : builder_.CreateZExt(args.v[0], wide);
-      const llvm::APInt low = to.is_signed() ? llvm::APInt::getSignedMinValue(to.bits).sext(128) : llvm::APInt(128, 0);
+      llvm::Value* v = from.is_signed() ? builder_.CreateSExt(args.v[0], wide)
+                                        : builder_.CreateZExt(args.v[0], wide);
+      const llvm::APInt low =
+          to.is_signed() ? llvm::APInt::getSignedMinValue(to.bits).sext(128) : llvm::APInt(128, 0);
       const llvm::APInt high = to.is_signed() ? llvm::APInt::getSignedMaxValue(to.bits).sext(128)
                                               : llvm::APInt::getMaxValue(to.bits).zext(128);
       v = Intrinsic(llvm::Intrinsic::smax, {v, llvm::ConstantInt::get(wide, low)});
@@ -56,11 +59,14 @@ absl::Status InstructionEmitter::EmitCvt(const Instruction& i) {
     llvm::Value* result;
     const bool exact = from.bits < (to.bits == 32 ? 24 : 53);
     if ((zero || down || up) && !exact) {
-      const RoundingMode mode = zero ? RoundingMode::kZero : down ? RoundingMode::kDown : RoundingMode::kUp;
+      const RoundingMode mode = zero   ? RoundingMode::kZero
+                                : down ? RoundingMode::kDown
+                                       : RoundingMode::kUp;
       llvm::Value* wide = is_signed ? builder_.CreateSExt(v, SameShape(v, IntType(64)))
                                     : builder_.CreateZExt(v, SameShape(v, IntType(64)));
       if (args.uniform) wide = Splat(builder_, wide);
-      result = RoundedByRuntime(is_signed ? RoundedOp::kFromS64 : RoundedOp::kFromU64, mode, to.bits == 64, wide, nullptr, nullptr);
+      result = RoundedByRuntime(is_signed ? RoundedOp::kFromS64 : RoundedOp::kFromU64, mode,
+                                to.bits == 64, wide, nullptr, nullptr);
       if (args.uniform) result = builder_.CreateExtractElement(result, uint64_t{0});
     } else {
       result = is_signed ? builder_.CreateSIToFP(v, real) : builder_.CreateUIToFP(v, real);
@@ -71,13 +77,18 @@ absl::Status InstructionEmitter::EmitCvt(const Instruction& i) {
   if (from.bits == 16) v = LoadHalf(from, v);
   if (from.bits == 32) v = Flush(i, from, v);
   const auto round_whole = [&](llvm::Value* x) {
-    return Intrinsic(zero ? llvm::Intrinsic::trunc : down ? llvm::Intrinsic::floor
-                     : up ? llvm::Intrinsic::ceil : llvm::Intrinsic::roundeven, {x});
+    return Intrinsic(zero   ? llvm::Intrinsic::trunc
+                     : down ? llvm::Intrinsic::floor
+                     : up   ? llvm::Intrinsic::ceil
+                            : llvm::Intrinsic::roundeven,
+                     {x});
   };
   if (!to.is_float()) {  // float to integer
     llvm::Value* x = round_whole(v);
-    const llvm::Intrinsic::ID id = to.is_signed() ? llvm::Intrinsic::fptosi_sat : llvm::Intrinsic::fptoui_sat;
-    llvm::Value* result = builder_.CreateIntrinsic(id, {SameShape(v, IntType(to.bits)), v->getType()}, {x});
+    const llvm::Intrinsic::ID id =
+        to.is_signed() ? llvm::Intrinsic::fptosi_sat : llvm::Intrinsic::fptoui_sat;
+    llvm::Value* result =
+        builder_.CreateIntrinsic(id, {SameShape(v, IntType(to.bits)), v->getType()}, {x});
     if (from.bits == 64 || to.bits == 64) {
       llvm::Value* nan = builder_.CreateFCmpUNO(v, v);
       result = builder_.CreateSelect(nan, Constant(result, uint64_t{1} << (to.bits - 1)), result);
@@ -92,7 +103,9 @@ absl::Status InstructionEmitter::EmitCvt(const Instruction& i) {
     result = builder_.CreateFPExt(v, SameShape(v, ValueType(to)));
   } else if (to.bits == 32 && have == 64) {
     if (zero || down || up) {
-      const RoundingMode mode = zero ? RoundingMode::kZero : down ? RoundingMode::kDown : RoundingMode::kUp;
+      const RoundingMode mode = zero   ? RoundingMode::kZero
+                                : down ? RoundingMode::kDown
+                                       : RoundingMode::kUp;
       llvm::Value* wide = args.uniform ? Splat(builder_, v) : v;
       result = RoundedByRuntime(RoundedOp::kNarrow, mode, true, wide, nullptr, nullptr);
       if (args.uniform) result = builder_.CreateExtractElement(result, uint64_t{0});
@@ -103,10 +116,12 @@ absl::Status InstructionEmitter::EmitCvt(const Instruction& i) {
   if (to.bits == 32) result = Flush(i, to, result);
   result = Saturate(i, result);
   if (i.Has("relu")) {
-    result = builder_.CreateSelect(builder_.CreateFCmpUGT(result, FloatConstant(result, 0)), result, FloatConstant(result, 0));
+    result = builder_.CreateSelect(builder_.CreateFCmpUGT(result, FloatConstant(result, 0)), result,
+                                   FloatConstant(result, 0));
   }
   if (to.bits == 16) {
-    if ((zero && !whole) || ((down || up) && !whole)) return Unsupported(i, "this rounding to a half");
+    if ((zero && !whole) || ((down || up) && !whole))
+      return Unsupported(i, "this rounding to a half");
     if (have == 64) result = NarrowToOdd(result);
     result = StoreHalf(to, result);
     return Set(i, 0, args.Wrap(result), {Type::kBits, 1, 16});
@@ -117,8 +132,8 @@ absl::Status InstructionEmitter::EmitCvt(const Instruction& i) {
 absl::Status InstructionEmitter::ConvertPacked(const Instruction& i) {
   const Type to = i.types[0];
   const Type from = i.types[1];
-  if (to.lanes != 2 || !to.is_float() || to.bits != 32 || from.kind != Type::kFloat || from.bits != 32 ||
-      from.lanes != 1 || i.Has("rz")) {
+  if (to.lanes != 2 || !to.is_float() || to.bits != 32 || from.kind != Type::kFloat ||
+      from.bits != 32 || from.lanes != 1 || i.Has("rz")) {
     return Unsupported(i, "this conversion");
   }
   // d = {a in the upper half, b in the lower}
@@ -128,11 +143,13 @@ absl::Status InstructionEmitter::ConvertPacked(const Instruction& i) {
   for (int k = 0; k < 2; ++k) {
     llvm::Value* v = args.v[k];
     if (i.Has("relu")) {
-      v = builder_.CreateSelect(builder_.CreateFCmpUGT(v, FloatConstant(v, 0)), v, FloatConstant(v, 0));
+      v = builder_.CreateSelect(builder_.CreateFCmpUGT(v, FloatConstant(v, 0)), v,
+                                FloatConstant(v, 0));
     }
     halves[k] = builder_.CreateZExt(StoreHalf(element, v), SameShape(v, IntType(32)));
   }
-  llvm::Value* whole = builder_.CreateOr(builder_.CreateShl(halves[0], Constant(halves[0], 16)), halves[1]);
+  llvm::Value* whole =
+      builder_.CreateOr(builder_.CreateShl(halves[0], Constant(halves[0], 16)), halves[1]);
   return Set(i, 0, args.Wrap(whole), {Type::kBits, 1, 32});
 }
 

@@ -2,8 +2,9 @@
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
 #include "llvm/IR/Intrinsics.h"
+
+#include "common/status_macros.h"
 #include "softgpu/llvm/instruction_emitter.h"
 
 namespace fargpu::softgpu {
@@ -23,8 +24,9 @@ LaneValue InstructionEmitter::PatternAdd(const LaneValue& a, const LaneValue& b,
     for (int k = 0; k < kWarpSize; ++k) {
       const int64_t x = a.offsets != nullptr ? (*a.offsets)[k] : 0;
       const int64_t y = b.offsets != nullptr ? (*b.offsets)[k] : 0;
-      offsets[k] = static_cast<int64_t>(subtract ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
-                                                 : static_cast<uint64_t>(x) + static_cast<uint64_t>(y));
+      offsets[k] =
+          static_cast<int64_t>(subtract ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
+                                        : static_cast<uint64_t>(x) + static_cast<uint64_t>(y));
       flat = flat && offsets[k] == 0;
     }
     result.zero_bits = std::min(a.zero_bits, b.zero_bits);
@@ -60,7 +62,8 @@ LaneValue InstructionEmitter::PatternMul(const LaneValue& a, const LaneValue& b)
   }
   result.offsets = Keep(offsets);
   result.zero_bits = pattern.zero_bits;
-  if (by != 0) result.zero_bits += static_cast<unsigned>(__builtin_ctzll(static_cast<uint64_t>(by)));
+  if (by != 0)
+    result.zero_bits += static_cast<unsigned>(__builtin_ctzll(static_cast<uint64_t>(by)));
   result.valid = pattern.valid;
   if (pattern.valid != nullptr) {
     result.vector = builder_.CreateMul(AsVector(builder_, pattern), Splat(builder_, factor.scalar));
@@ -93,13 +96,15 @@ LaneValue InstructionEmitter::PatternWiden(const LaneValue& value, unsigned bits
   result.vector = extend(AsVector(builder_, value));
   // The sum in 64 bits (in twice the width) must fit the narrow type at both ends.
   llvm::Type* check = IntType(from * 2);
-  llvm::Value* base = sign ? builder_.CreateSExt(value.scalar, check)
-                           : builder_.CreateZExt(value.scalar, check);
+  llvm::Value* base =
+      sign ? builder_.CreateSExt(value.scalar, check) : builder_.CreateZExt(value.scalar, check);
   const auto fits = [&](int64_t offset) -> llvm::Value* {
     if (offset == 0) return builder_.getTrue();
-    llvm::Value* sum = builder_.CreateAdd(base, llvm::ConstantInt::get(check, static_cast<uint64_t>(offset), true));
+    llvm::Value* sum = builder_.CreateAdd(
+        base, llvm::ConstantInt::get(check, static_cast<uint64_t>(offset), true));
     llvm::Value* narrow = builder_.CreateTrunc(sum, value.scalar->getType());
-    llvm::Value* back = sign ? builder_.CreateSExt(narrow, check) : builder_.CreateZExt(narrow, check);
+    llvm::Value* back =
+        sign ? builder_.CreateSExt(narrow, check) : builder_.CreateZExt(narrow, check);
     return builder_.CreateICmpEQ(sum, back);
   };
   result.valid = builder_.CreateAnd(fits(low), fits(high));
@@ -147,7 +152,8 @@ absl::Status InstructionEmitter::EmitCarryAdd(const Instruction& i, llvm::Value*
 
 absl::Status InstructionEmitter::EmitAddSub(const Instruction& i) {
   const Type type = i.type();
-  if (type.is_float()) return type.bits == 16 || type.lanes == 2 ? EmitHalfArithmetic(i) : EmitFloatArithmetic(i);
+  if (type.is_float())
+    return type.bits == 16 || type.lanes == 2 ? EmitHalfArithmetic(i) : EmitFloatArithmetic(i);
   if (type.lanes != 1) return EmitPackedInteger(i);
   const bool subtract = i.opcode == "sub" || i.opcode == "subc";
   if (i.Has("cc") || i.opcode == "addc" || i.opcode == "subc") {
@@ -161,12 +167,15 @@ absl::Status InstructionEmitter::EmitAddSub(const Instruction& i) {
   }
   const Args args = Unify({a, b});
   if (i.Has("sat")) {
-    const ID id = subtract ? (type.is_signed() ? llvm::Intrinsic::ssub_sat : llvm::Intrinsic::usub_sat)
-                           : (type.is_signed() ? llvm::Intrinsic::sadd_sat : llvm::Intrinsic::uadd_sat);
+    const ID id = subtract
+                      ? (type.is_signed() ? llvm::Intrinsic::ssub_sat : llvm::Intrinsic::usub_sat)
+                      : (type.is_signed() ? llvm::Intrinsic::sadd_sat : llvm::Intrinsic::uadd_sat);
     return Set(i, 0, args.Wrap(Intrinsic(id, {args.v[0], args.v[1]})), type);
   }
-  return Set(i, 0, args.Wrap(subtract ? builder_.CreateSub(args.v[0], args.v[1])
-                                      : builder_.CreateAdd(args.v[0], args.v[1])), type);
+  return Set(i, 0,
+             args.Wrap(subtract ? builder_.CreateSub(args.v[0], args.v[1])
+                                : builder_.CreateAdd(args.v[0], args.v[1])),
+             type);
 }
 
 llvm::Value* InstructionEmitter::MulHigh(llvm::Value* a, llvm::Value* b, bool is_signed) {
@@ -181,7 +190,8 @@ llvm::Value* InstructionEmitter::MulHigh(llvm::Value* a, llvm::Value* b, bool is
 
 absl::Status InstructionEmitter::EmitMul(const Instruction& i) {
   const Type type = i.type();
-  if (type.is_float()) return type.bits == 16 || type.lanes == 2 ? EmitHalfArithmetic(i) : EmitFloatArithmetic(i);
+  if (type.is_float())
+    return type.bits == 16 || type.lanes == 2 ? EmitHalfArithmetic(i) : EmitFloatArithmetic(i);
   ASSIGN_OR_RETURN(LaneValue a, Get(i, 1, type));
   ASSIGN_OR_RETURN(LaneValue b, Get(i, 2, type));
   if (i.opcode == "mul24") {
@@ -189,15 +199,17 @@ absl::Status InstructionEmitter::EmitMul(const Instruction& i) {
     const Args args = Unify({a, b});
     const auto cut = [&](llvm::Value* v) {
       llvm::Value* up = builder_.CreateShl(v, Constant(v, 8));
-      return type.is_signed() ? builder_.CreateAShr(up, Constant(v, 8)) : builder_.CreateLShr(up, Constant(v, 8));
+      return type.is_signed() ? builder_.CreateAShr(up, Constant(v, 8))
+                              : builder_.CreateLShr(up, Constant(v, 8));
     };
     llvm::Value* x = cut(args.v[0]);
     llvm::Value* y = cut(args.v[1]);
     if (!i.Has("hi")) return Set(i, 0, args.Wrap(builder_.CreateMul(x, y)), type);
     llvm::Type* wide = SameShape(x, IntType(64));
-    llvm::Value* product = type.is_signed()
-        ? builder_.CreateMul(builder_.CreateSExt(x, wide), builder_.CreateSExt(y, wide))
-        : builder_.CreateMul(builder_.CreateZExt(x, wide), builder_.CreateZExt(y, wide));
+    llvm::Value* product =
+        type.is_signed()
+            ? builder_.CreateMul(builder_.CreateSExt(x, wide), builder_.CreateSExt(y, wide))
+            : builder_.CreateMul(builder_.CreateZExt(x, wide), builder_.CreateZExt(y, wide));
     product = builder_.CreateLShr(product, Constant(product, 16));
     return Set(i, 0, args.Wrap(builder_.CreateTrunc(product, x->getType())), type);
   }
@@ -283,16 +295,17 @@ absl::Status InstructionEmitter::EmitIntegerDivRem(const Instruction& i) {
     llvm::Value* safe = builder_.CreateSelect(zero, Constant(b, 1), b);
     llvm::Value* ratio = builder_.CreateFDiv(convert(a), convert(safe));
     llvm::Type* wide = SameShape(a, builder_.getInt64Ty());
-    quotient = builder_.CreateTrunc(is_signed ? builder_.CreateFPToSI(ratio, wide)
-                                              : builder_.CreateFPToUI(ratio, wide),
-                                    a->getType());
+    quotient = builder_.CreateTrunc(
+        is_signed ? builder_.CreateFPToSI(ratio, wide) : builder_.CreateFPToUI(ratio, wide),
+        a->getType());
   } else {
     llvm::Value* unsafe = zero;
     if (is_signed) {
       llvm::Value* minimum = Constant(a, uint64_t{1} << (type.bits - 1));
       unsafe = builder_.CreateOr(
-          unsafe, builder_.CreateAnd(builder_.CreateICmpEQ(a, minimum),
-                                     builder_.CreateICmpEQ(b, llvm::Constant::getAllOnesValue(b->getType()))));
+          unsafe, builder_.CreateAnd(
+                      builder_.CreateICmpEQ(a, minimum),
+                      builder_.CreateICmpEQ(b, llvm::Constant::getAllOnesValue(b->getType()))));
     }
     llvm::Value* safe = builder_.CreateSelect(unsafe, Constant(b, 1), b);
     quotient = is_signed ? builder_.CreateSDiv(a, safe) : builder_.CreateUDiv(a, safe);
@@ -310,8 +323,10 @@ absl::Status InstructionEmitter::EmitAbsNeg(const Instruction& i) {
   if (type.is_float()) return EmitFloatAbsNeg(i);
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}}));
   if (i.opcode == "neg") return Set(i, 0, args.Wrap(builder_.CreateNeg(args.v[0])), type);
-  return Set(i, 0, args.Wrap(builder_.CreateIntrinsic(args.v[0]->getType(), llvm::Intrinsic::abs,
-                                                      {args.v[0], builder_.getFalse()})), type);
+  return Set(i, 0,
+             args.Wrap(builder_.CreateIntrinsic(args.v[0]->getType(), llvm::Intrinsic::abs,
+                                                {args.v[0], builder_.getFalse()})),
+             type);
 }
 
 absl::Status InstructionEmitter::EmitMinMax(const Instruction& i) {
@@ -381,7 +396,7 @@ absl::Status InstructionEmitter::EmitLogic(const Instruction& i) {
     return Set(i, 0, value, type);
   }
   const Args args = Unify({a, b});
-  llvm::Value* value = i.opcode == "and" ? builder_.CreateAnd(args.v[0], args.v[1])
+  llvm::Value* value = i.opcode == "and"  ? builder_.CreateAnd(args.v[0], args.v[1])
                        : i.opcode == "or" ? builder_.CreateOr(args.v[0], args.v[1])
                                           : builder_.CreateXor(args.v[0], args.v[1]);
   return Set(i, 0, args.Wrap(value), type);
@@ -394,14 +409,16 @@ absl::Status InstructionEmitter::EmitShift(const Instruction& i) {
   const bool arithmetic = !left && type.is_signed();
   ASSIGN_OR_RETURN(const LaneValue value, Get(i, 1, type));
   ASSIGN_OR_RETURN(const LaneValue amount, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
-  if (auto* constant = amount.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(amount.scalar) : nullptr) {
+  if (auto* constant =
+          amount.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(amount.scalar) : nullptr) {
     const uint64_t by = constant->getZExtValue();
     if (left && value.pattern() && by < type.bits) {
-      const LaneValue factor = LaneValue::Uniform(
-          llvm::ConstantInt::get(value.scalar->getType(), uint64_t{1} << by));
+      const LaneValue factor =
+          LaneValue::Uniform(llvm::ConstantInt::get(value.scalar->getType(), uint64_t{1} << by));
       return Set(i, 0, PatternMul(value, factor), type);
     }
-    if (!left && value.pattern() && value.valid == nullptr && by <= value.zero_bits && by < type.bits) {
+    if (!left && value.pattern() && value.valid == nullptr && by <= value.zero_bits &&
+        by < type.bits) {
       bool inside = true;
       LaneOffsets offsets;
       bool flat = true;
@@ -426,7 +443,7 @@ absl::Status InstructionEmitter::EmitShift(const Instruction& i) {
     if (by >= type.bits) {
       result = arithmetic ? builder_.CreateAShr(v, Constant(v, type.bits - 1u)) : Constant(v, 0);
     } else {
-      result = left ? builder_.CreateShl(v, Constant(v, by))
+      result = left         ? builder_.CreateShl(v, Constant(v, by))
                : arithmetic ? builder_.CreateAShr(v, Constant(v, by))
                             : builder_.CreateLShr(v, Constant(v, by));
     }
@@ -438,7 +455,7 @@ absl::Status InstructionEmitter::EmitShift(const Instruction& i) {
   llvm::Value* limit = Constant(by, type.bits - 1u);
   llvm::Value* clamped = Intrinsic(llvm::Intrinsic::umin, {by, limit});
   clamped = builder_.CreateZExtOrTrunc(clamped, v->getType());
-  llvm::Value* result = left ? builder_.CreateShl(v, clamped)
+  llvm::Value* result = left         ? builder_.CreateShl(v, clamped)
                         : arithmetic ? builder_.CreateAShr(v, clamped)
                                      : builder_.CreateLShr(v, clamped);
   if (!arithmetic) {
@@ -459,9 +476,9 @@ absl::Status InstructionEmitter::EmitFunnelShift(const Instruction& i) {
       builder_.CreateZExt(args.v[0], wide),
       builder_.CreateShl(builder_.CreateZExt(args.v[1], wide), llvm::ConstantInt::get(wide, 32)));
   llvm::Value* by = builder_.CreateZExt(amount, wide);
-  llvm::Value* result =
-      i.Has("l") ? builder_.CreateLShr(builder_.CreateShl(both, by), llvm::ConstantInt::get(wide, 32))
-                 : builder_.CreateLShr(both, by);
+  llvm::Value* result = i.Has("l") ? builder_.CreateLShr(builder_.CreateShl(both, by),
+                                                         llvm::ConstantInt::get(wide, 32))
+                                   : builder_.CreateLShr(both, by);
   return Set(i, 0, args.Wrap(builder_.CreateTrunc(result, args.v[0]->getType())), u32);
 }
 
@@ -484,7 +501,8 @@ absl::Status InstructionEmitter::EmitBitCount(const Instruction& i) {
   }
   count = builder_.CreateZExtOrTrunc(count, SameShape(v, IntType(32)));
   if (i.opcode == "bfind") {
-    llvm::Value* position = i.Has("shiftamt") ? count : builder_.CreateSub(Constant(count, type.bits - 1u), count);
+    llvm::Value* position =
+        i.Has("shiftamt") ? count : builder_.CreateSub(Constant(count, type.bits - 1u), count);
     llvm::Value* none = builder_.CreateICmpEQ(v, Constant(v, 0));
     count = builder_.CreateSelect(none, Constant(count, 0xffffffff), position);
   }
@@ -509,7 +527,8 @@ absl::Status InstructionEmitter::EmitBitField(const Instruction& i) {
     }
     llvm::Type* wide = SameShape(a, IntType(64));
     llvm::Value* one = llvm::ConstantInt::get(wide, 1);
-    llvm::Value* ones = builder_.CreateSub(builder_.CreateShl(one, builder_.CreateZExt(b, wide)), one);
+    llvm::Value* ones =
+        builder_.CreateSub(builder_.CreateShl(one, builder_.CreateZExt(b, wide)), one);
     llvm::Value* mask = builder_.CreateShl(ones, builder_.CreateZExt(a, wide));
     return Set(i, 0, args.Wrap(builder_.CreateTrunc(mask, a->getType())), u32);
   }
@@ -519,11 +538,13 @@ absl::Status InstructionEmitter::EmitBitField(const Instruction& i) {
     b = i.Has("wrap") ? builder_.CreateAnd(b, Constant(b, 31))
                       : Intrinsic(llvm::Intrinsic::umin, {b, Constant(b, 32)});
     llvm::Type* wide = SameShape(b, IntType(64));
-    llvm::Value* by = builder_.CreateSub(llvm::ConstantInt::get(wide, 64), builder_.CreateZExt(b, wide));
+    llvm::Value* by =
+        builder_.CreateSub(llvm::ConstantInt::get(wide, 64), builder_.CreateZExt(b, wide));
     llvm::Value* none = builder_.CreateICmpEQ(b, Constant(b, 0));
     by = builder_.CreateSelect(none, llvm::ConstantInt::get(wide, 0), by);
     llvm::Value* up = builder_.CreateShl(builder_.CreateZExt(args.v[0], wide), by);
-    llvm::Value* down = type.is_signed() ? builder_.CreateAShr(up, by) : builder_.CreateLShr(up, by);
+    llvm::Value* down =
+        type.is_signed() ? builder_.CreateAShr(up, by) : builder_.CreateLShr(up, by);
     llvm::Value* result = builder_.CreateTrunc(down, args.v[0]->getType());
     return Set(i, 0, args.Wrap(builder_.CreateSelect(none, Constant(result, 0), result)), type);
   }
@@ -540,17 +561,21 @@ absl::Status InstructionEmitter::EmitBitField(const Instruction& i) {
     llvm::Value* clamped = Intrinsic(llvm::Intrinsic::umin, {pos, top});
     llvm::Value* beyond = builder_.CreateICmpUGT(pos, top);
     llvm::Value* by = builder_.CreateZExtOrTrunc(clamped, vt);
-    llvm::Value* fill = type.is_signed() ? builder_.CreateAShr(v, Constant(v, bits - 1u)) : Constant(v, 0);
-    llvm::Value* shifted = type.is_signed() ? builder_.CreateAShr(v, by) : builder_.CreateLShr(v, by);
+    llvm::Value* fill =
+        type.is_signed() ? builder_.CreateAShr(v, Constant(v, bits - 1u)) : Constant(v, 0);
+    llvm::Value* shifted =
+        type.is_signed() ? builder_.CreateAShr(v, by) : builder_.CreateLShr(v, by);
     shifted = builder_.CreateSelect(beyond, fill, shifted);
     // Cut to len bits.
     llvm::Value* whole = builder_.CreateICmpUGE(len, Constant(len, bits));
     llvm::Value* empty = builder_.CreateICmpEQ(len, Constant(len, 0));
     llvm::Value* special = builder_.CreateOr(whole, empty);
-    llvm::Value* drop = builder_.CreateSelect(special, Constant(len, 0), builder_.CreateSub(Constant(len, bits), len));
+    llvm::Value* drop = builder_.CreateSelect(special, Constant(len, 0),
+                                              builder_.CreateSub(Constant(len, bits), len));
     drop = builder_.CreateZExtOrTrunc(drop, vt);
     llvm::Value* up = builder_.CreateShl(shifted, drop);
-    llvm::Value* cut = type.is_signed() ? builder_.CreateAShr(up, drop) : builder_.CreateLShr(up, drop);
+    llvm::Value* cut =
+        type.is_signed() ? builder_.CreateAShr(up, drop) : builder_.CreateLShr(up, drop);
     return Set(i, 0, args.Wrap(builder_.CreateSelect(empty, Constant(v, 0), cut)), type);
   }
   // bfi: insert the low len bits of a into b at pos.
@@ -596,16 +621,25 @@ absl::Status InstructionEmitter::EmitPermute(const Instruction& i) {
     llvm::Value* sign = nullptr;
     llvm::Value* low = builder_.CreateAnd(c, Constant(c, 3));
     switch (mode) {
-      case 0: selector = builder_.CreateAdd(low, Constant(c, byte)); break;
+      case 0:
+        selector = builder_.CreateAdd(low, Constant(c, byte));
+        break;
       case 1:  // backwards from c, modulo 8
         selector = builder_.CreateAnd(builder_.CreateSub(low, Constant(c, byte)), Constant(c, 7));
         break;
-      case 2: selector = low; break;
-      case 3: selector = Intrinsic(llvm::Intrinsic::umax, {low, Constant(c, byte)}); break;
-      case 4: selector = Intrinsic(llvm::Intrinsic::umin, {low, Constant(c, byte)}); break;
+      case 2:
+        selector = low;
+        break;
+      case 3:
+        selector = Intrinsic(llvm::Intrinsic::umax, {low, Constant(c, byte)});
+        break;
+      case 4:
+        selector = Intrinsic(llvm::Intrinsic::umin, {low, Constant(c, byte)});
+        break;
       case 5:
         selector = builder_.CreateAdd(
-            builder_.CreateShl(builder_.CreateAnd(c, Constant(c, 1)), Constant(c, 1)), Constant(c, byte & 1));
+            builder_.CreateShl(builder_.CreateAnd(c, Constant(c, 1)), Constant(c, 1)),
+            Constant(c, byte & 1));
         break;
       default: {
         llvm::Value* nibble = builder_.CreateLShr(c, Constant(c, byte * 4));
@@ -614,9 +648,11 @@ absl::Status InstructionEmitter::EmitPermute(const Instruction& i) {
       }
     }
     llvm::Value* by = builder_.CreateZExt(builder_.CreateShl(selector, Constant(c, 3)), wide);
-    llvm::Value* picked = builder_.CreateTrunc(builder_.CreateLShr(source, by), SameShape(c, IntType(8)));
+    llvm::Value* picked =
+        builder_.CreateTrunc(builder_.CreateLShr(source, by), SameShape(c, IntType(8)));
     if (sign != nullptr) {
-      picked = builder_.CreateSelect(sign, builder_.CreateAShr(picked, Constant(picked, 7)), picked);
+      picked =
+          builder_.CreateSelect(sign, builder_.CreateAShr(picked, Constant(picked, 7)), picked);
     }
     llvm::Value* placed = builder_.CreateZExt(picked, c->getType());
     result = builder_.CreateOr(result, builder_.CreateShl(placed, Constant(c, byte * 8)));
@@ -652,7 +688,8 @@ absl::Status InstructionEmitter::EmitDotProduct(const Instruction& i) {
   const bool four = i.opcode == "dp4a";
   const auto field = [&](llvm::Value* v, unsigned from, unsigned bits, bool is_signed) {
     llvm::Value* up = builder_.CreateShl(v, Constant(v, 32 - bits - from));
-    return is_signed ? builder_.CreateAShr(up, Constant(v, 32 - bits)) : builder_.CreateLShr(up, Constant(v, 32 - bits));
+    return is_signed ? builder_.CreateAShr(up, Constant(v, 32 - bits))
+                     : builder_.CreateLShr(up, Constant(v, 32 - bits));
   };
   llvm::Value* sum = args.v[2];
   for (unsigned k = 0; k < (four ? 4u : 2u); ++k) {
@@ -670,8 +707,10 @@ absl::Status InstructionEmitter::EmitSad(const Instruction& i) {
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}, {2, type}, {3, type}}));
   llvm::Value* a = args.v[0];
   llvm::Value* b = args.v[1];
-  llvm::Value* less = type.is_signed() ? builder_.CreateICmpSLT(a, b) : builder_.CreateICmpULT(a, b);
-  llvm::Value* distance = builder_.CreateSelect(less, builder_.CreateSub(b, a), builder_.CreateSub(a, b));
+  llvm::Value* less =
+      type.is_signed() ? builder_.CreateICmpSLT(a, b) : builder_.CreateICmpULT(a, b);
+  llvm::Value* distance =
+      builder_.CreateSelect(less, builder_.CreateSub(b, a), builder_.CreateSub(a, b));
   return Set(i, 0, args.Wrap(builder_.CreateAdd(args.v[2], distance)), type);
 }
 

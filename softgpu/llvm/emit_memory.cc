@@ -3,15 +3,15 @@
 // Every address is checked before it is used: inside the device window and aligned, or inside the
 // block's shared or the thread's local memory. What passes may still be unmapped; that faults, and
 // the executor turns the fault into CUDA_ERROR_ILLEGAL_ADDRESS.
-#include <cuda.h>
-
 #include <algorithm>
 #include <cstddef>
+#include <cuda.h>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
 #include "llvm/IR/Intrinsics.h"
+
+#include "common/status_macros.h"
 #include "softgpu/llvm/instruction_emitter.h"
 
 namespace fargpu::softgpu {
@@ -31,15 +31,24 @@ constexpr int kHalf = kWarpSize / 2;
 absl::StatusOr<InstructionEmitter::Access> InstructionEmitter::ParseAccess(const Instruction& i) {
   Access access;
   for (const absl::string_view m : i.modifiers) {
-    if (m == "global") access.space = Space::kGlobal;
-    else if (m == "shared" || m == "shared::cta") access.space = Space::kShared;
-    else if (m == "local") access.space = Space::kLocal;
-    else if (m == "const") access.space = Space::kConst;
-    else if (m == "param" || m == "param::entry" || m == "param::func") access.space = Space::kParam;
-    else if (m == "v2") access.count = 2;
-    else if (m == "v4") access.count = 4;
-    else if (m == "v8") access.count = 8;
-    else if (m == "shared::cluster") access.space = Space::kShared;
+    if (m == "global")
+      access.space = Space::kGlobal;
+    else if (m == "shared" || m == "shared::cta")
+      access.space = Space::kShared;
+    else if (m == "local")
+      access.space = Space::kLocal;
+    else if (m == "const")
+      access.space = Space::kConst;
+    else if (m == "param" || m == "param::entry" || m == "param::func")
+      access.space = Space::kParam;
+    else if (m == "v2")
+      access.count = 2;
+    else if (m == "v4")
+      access.count = 4;
+    else if (m == "v8")
+      access.count = 8;
+    else if (m == "shared::cluster")
+      access.space = Space::kShared;
   }
   if (i.types.empty()) return Malformed(i, "the type is missing");
   access.type = i.types.back();
@@ -50,7 +59,8 @@ absl::StatusOr<InstructionEmitter::Access> InstructionEmitter::ParseAccess(const
 void InstructionEmitter::GroupChecks(const std::vector<Instruction>& block) {
   check_groups_.clear();
   for (const Instruction& i : block) {
-    const bool access = i.opcode == "ld" || i.opcode == "st" || i.opcode == "atom" || i.opcode == "red";
+    const bool access =
+        i.opcode == "ld" || i.opcode == "st" || i.opcode == "atom" || i.opcode == "red";
     if (i.opcode == "call" || i.opcode == "trap") {
       // What happens before it must not be preceded by a failure that comes after.
       check_groups_.clear();
@@ -94,8 +104,9 @@ void InstructionEmitter::GroupChecks(const std::vector<Instruction>& block) {
   }
 }
 
-absl::StatusOr<LaneValue> InstructionEmitter::CheckedAddress(const Instruction& i, const Operand& operand,
-                                                             Space space, unsigned bytes) {
+absl::StatusOr<LaneValue> InstructionEmitter::CheckedAddress(const Instruction& i,
+                                                             const Operand& operand, Space space,
+                                                             unsigned bytes) {
   if (operand.kind != Kind::kAddress) return Malformed(i, "an address is needed");
   const Operand& base = operand.parts[0];
   const int64_t offset = operand.offset + (base.kind == Kind::kRegister ? base.offset : 0);
@@ -115,13 +126,16 @@ absl::StatusOr<LaneValue> InstructionEmitter::CheckedAddress(const Instruction& 
                         kernel_.registers[base.index].type.bits == 32;
     Operand plain = base;
     if (base.kind == Kind::kRegister) plain.offset = 0;
-    ASSIGN_OR_RETURN(const LaneValue value,
-                     Get(i, plain, Type{Type::kUnsigned, 1, static_cast<uint16_t>(narrow ? 32 : 64)}));
+    ASSIGN_OR_RETURN(
+        const LaneValue value,
+        Get(i, plain, Type{Type::kUnsigned, 1, static_cast<uint16_t>(narrow ? 32 : 64)}));
     group->first = CheckRange(i, value, space, *group);
     group->done = true;
   }
   if (offset == group->low) return group->first;
-  return PatternAdd(group->first, LaneValue::Uniform(builder_.getInt64(static_cast<uint64_t>(offset - group->low))), false);
+  return PatternAdd(
+      group->first,
+      LaneValue::Uniform(builder_.getInt64(static_cast<uint64_t>(offset - group->low))), false);
 }
 
 // Checks base + [group.low, group.high) for all executing lanes; the plain address of its start.
@@ -131,29 +145,39 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
   const bool relative = space == Space::kShared || space == Space::kLocal;
   llvm::Value* any = base.scalar != nullptr ? base.scalar : base.vector;
   llvm::Type* type = any->getType()->getScalarType();
-  const auto number = [&](int64_t n) { return llvm::ConstantInt::get(type, static_cast<uint64_t>(n), true); };
+  const auto number = [&](int64_t n) {
+    return llvm::ConstantInt::get(type, static_cast<uint64_t>(n), true);
+  };
   const LaneValue first = PatternAdd(base, LaneValue::Uniform(number(group.low)), false);
   llvm::Value* limit = nullptr;
   if (relative) {
-    limit = space == Space::kShared ? ContextField(i64, offsetof(WarpContext, shared_bytes), "shared_bytes")
-                                    : builder_.getInt64(kernel_.local_bytes);
+    limit = space == Space::kShared
+                ? ContextField(i64, offsetof(WarpContext, shared_bytes), "shared_bytes")
+                : builder_.getInt64(kernel_.local_bytes);
     limit = builder_.CreateTrunc(limit, type);
   }
   const int64_t extent = group.high - group.low;
   // Does [at, at + size) leave the memory? `at` is a scalar or a vector.
   const auto outside = [&](llvm::Value* at, int64_t size) {
-    const auto shaped = [&](llvm::Value* v) { return at->getType()->isVectorTy() ? Splat(builder_, v) : v; };
+    const auto shaped = [&](llvm::Value* v) {
+      return at->getType()->isVectorTy() ? Splat(builder_, v) : v;
+    };
     if (!relative) {
-      llvm::Value* distance = builder_.CreateSub(at, shaped(number(static_cast<int64_t>(options_.window.base))));
-      return builder_.CreateICmpUGT(distance, shaped(number(static_cast<int64_t>(options_.window.size) - size)));
+      llvm::Value* distance =
+          builder_.CreateSub(at, shaped(number(static_cast<int64_t>(options_.window.base))));
+      return builder_.CreateICmpUGT(
+          distance, shaped(number(static_cast<int64_t>(options_.window.size) - size)));
     }
     llvm::Value* too_small = builder_.CreateICmpULT(limit, number(size));
-    llvm::Value* beyond = builder_.CreateICmpUGT(at, shaped(builder_.CreateSub(limit, number(size))));
+    llvm::Value* beyond =
+        builder_.CreateICmpUGT(at, shaped(builder_.CreateSub(limit, number(size))));
     return builder_.CreateOr(beyond, shaped(too_small));
   };
   const auto misaligned = [&](llvm::Value* at) -> llvm::Value* {
-    llvm::Value* anchor = builder_.CreateAdd(at, Constant(at, static_cast<uint64_t>(group.anchor - group.low)));
-    return builder_.CreateICmpNE(builder_.CreateAnd(anchor, Constant(at, group.bytes - 1)), Constant(at, 0));
+    llvm::Value* anchor =
+        builder_.CreateAdd(at, Constant(at, static_cast<uint64_t>(group.anchor - group.low)));
+    return builder_.CreateICmpNE(builder_.CreateAnd(anchor, Constant(at, group.bytes - 1)),
+                                 Constant(at, 0));
   };
   const auto bad_range = [&](llvm::Value* at, int64_t size) {
     llvm::Value* bad = outside(at, size);
@@ -200,7 +224,8 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
     llvm::Value* lowest = builder_.CreateAdd(first.scalar, number(low));
     // All lanes, the idle ones too, are inside if the lowest and the highest are.
     llvm::Value* doubtful = aligned ? bad_range(lowest, extent + (high - low)) : builder_.getTrue();
-    if (first.valid != nullptr) doubtful = builder_.CreateOr(doubtful, builder_.CreateNot(first.valid));
+    if (first.valid != nullptr)
+      doubtful = builder_.CreateOr(doubtful, builder_.CreateNot(first.valid));
     if (aligned && first.valid == nullptr && BlockMaskIsFull() && guard() == nullptr) {
       fail_where(doubtful);
       checked.scalar = builder_.CreateZExt(lowest, i64);
@@ -239,13 +264,14 @@ llvm::Value* InstructionEmitter::SpillLanes(llvm::Value* vector, const char* nam
 }
 
 bool InstructionEmitter::IsOrdered(const Instruction& i) {
-  return i.Has("volatile") || i.Has("relaxed") || i.Has("acquire") || i.Has("release") || i.Has("mmio");
+  return i.Has("volatile") || i.Has("relaxed") || i.Has("acquire") || i.Has("release") ||
+         i.Has("mmio");
 }
 
 // Loads by a known pattern of lane offsets: one wide move, or a few scalars, and a permutation.
 // Null if there is no cheap way. Lanes outside the mask get anything.
-llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned offset, llvm::Type* type,
-                                             llvm::Value* mask, bool full) {
+llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned offset,
+                                             llvm::Type* type, llvm::Value* mask, bool full) {
   const LaneOffsets& lanes = *address.offsets;
   const int64_t size = type->getScalarSizeInBits() / 8;
   int64_t low = lanes[0];
@@ -257,7 +283,8 @@ llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned 
     contiguous = contiguous && lanes[k] == lanes[0] + k * size;
   }
   const auto pointer = [&](int64_t at) {
-    llvm::Value* a = builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(at + offset)));
+    llvm::Value* a =
+        builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(at + offset)));
     return builder_.CreateIntToPtr(a, builder_.getPtrTy());
   };
   if (contiguous && !full) {
@@ -277,11 +304,13 @@ llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned 
   if (distinct.size() <= kMaxDistinct) {
     llvm::Value* few = llvm::PoisonValue::get(llvm::FixedVectorType::get(type, kMaxDistinct));
     for (size_t k = 0; k < distinct.size(); ++k) {
-      few = builder_.CreateInsertElement(few, builder_.CreateAlignedLoad(type, pointer(distinct[k]), llvm::Align(size)), k);
+      few = builder_.CreateInsertElement(
+          few, builder_.CreateAlignedLoad(type, pointer(distinct[k]), llvm::Align(size)), k);
     }
     llvm::SmallVector<int, kWarpSize> shuffle;
     for (const int64_t lane : lanes) {
-      shuffle.push_back(static_cast<int>(std::find(distinct.begin(), distinct.end(), lane) - distinct.begin()));
+      shuffle.push_back(
+          static_cast<int>(std::find(distinct.begin(), distinct.end(), lane) - distinct.begin()));
     }
     return builder_.CreateShuffleVector(few, shuffle);
   }
@@ -298,7 +327,8 @@ llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned 
 
 // Lanes often read neighbours where the compiler cannot tell, such as the rows of a tile: whether
 // each half of the warp does is cheaper to ask than a gather is. i1; `addresses` is <32 x i64>.
-llvm::Value* InstructionEmitter::HalvesAreContiguous(llvm::Value* addresses, unsigned size, llvm::Value* mask) {
+llvm::Value* InstructionEmitter::HalvesAreContiguous(llvm::Value* addresses, unsigned size,
+                                                     llvm::Value* mask) {
   llvm::SmallVector<int, kWarpSize> firsts;
   LaneOffsets steps;
   for (int k = 0; k < kWarpSize; ++k) {
@@ -317,8 +347,8 @@ llvm::Value* InstructionEmitter::HalfOf(llvm::Value* vector, int half) {
   return builder_.CreateShuffleVector(vector, lanes);
 }
 
-llvm::Value* InstructionEmitter::GatherElement(const LaneValue& address, unsigned offset, llvm::Type* type,
-                                               llvm::Value* mask) {
+llvm::Value* InstructionEmitter::GatherElement(const LaneValue& address, unsigned offset,
+                                               llvm::Type* type, llvm::Value* mask) {
   llvm::Value* addresses = AsVector(builder_, address);
   if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
   const unsigned size = type->getScalarSizeInBits() / 8;
@@ -333,10 +363,13 @@ llvm::Value* InstructionEmitter::GatherElement(const LaneValue& address, unsigne
   llvm::Value* halves[2];
   for (int half = 0; half < 2; ++half) {
     llvm::Value* pointer = builder_.CreateIntToPtr(
-        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)), builder_.getPtrTy());
-    halves[half] = full ? static_cast<llvm::Value*>(builder_.CreateAlignedLoad(half_type, pointer, llvm::Align(size)))
-                        : builder_.CreateMaskedLoad(half_type, pointer, llvm::Align(size), HalfOf(mask, half),
-                                                    llvm::Constant::getNullValue(half_type));
+        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)),
+        builder_.getPtrTy());
+    halves[half] =
+        full ? static_cast<llvm::Value*>(
+                   builder_.CreateAlignedLoad(half_type, pointer, llvm::Align(size)))
+             : builder_.CreateMaskedLoad(half_type, pointer, llvm::Align(size), HalfOf(mask, half),
+                                         llvm::Constant::getNullValue(half_type));
   }
   llvm::SmallVector<int, kWarpSize> all;
   for (int k = 0; k < kWarpSize; ++k) all.push_back(k);
@@ -376,32 +409,36 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
   const auto target = [&](unsigned k) -> const Operand& {
     return to.kind == Kind::kVector ? to.parts[k] : to;
   };
-  const Operand& base = i.operands[1].kind == Kind::kAddress ? i.operands[1].parts[0] : i.operands[1];
+  const Operand& base =
+      i.operands[1].kind == Kind::kAddress ? i.operands[1].parts[0] : i.operands[1];
   if (access.space == Space::kParam && base.kind == Kind::kVariable && base.index < 0 &&
       i.operands[1].kind == Kind::kAddress) {
     // The kernel's own parameter, at an offset known now: no checks.
     ASSIGN_OR_RETURN(const LaneValue address, Get(i, base, Type{Type::kUnsigned, 1, 64}));
     for (unsigned k = 0; k < access.count; ++k) {
       llvm::Value* at = builder_.CreateAdd(
-          address.scalar, builder_.getInt64(static_cast<uint64_t>(i.operands[1].offset) + k * size));
-      llvm::LoadInst* load = builder_.CreateAlignedLoad(element, builder_.CreateIntToPtr(at, builder_.getPtrTy()),
-                                                        llvm::Align(1));
+          address.scalar,
+          builder_.getInt64(static_cast<uint64_t>(i.operands[1].offset) + k * size));
+      llvm::LoadInst* load = builder_.CreateAlignedLoad(
+          element, builder_.CreateIntToPtr(at, builder_.getPtrTy()), llvm::Align(1));
       load->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
       RETURN_IF_ERROR(Set(i, target(k), LaneValue::Uniform(load), access.type));
     }
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(LaneValue address, CheckedAddress(i, i.operands[1], access.space, access.bytes()));
+  ASSIGN_OR_RETURN(LaneValue address,
+                   CheckedAddress(i, i.operands[1], access.space, access.bytes()));
   llvm::Value* mask = ExecMask();
   if (address.uniform() && guard() == nullptr) {
     for (unsigned k = 0; k < access.count; ++k) {
       llvm::Value* at = builder_.CreateAdd(address.scalar, builder_.getInt64(k * size));
-      llvm::LoadInst* load = builder_.CreateAlignedLoad(element, builder_.CreateIntToPtr(at, builder_.getPtrTy()),
-                                                        llvm::Align(size));
+      llvm::LoadInst* load = builder_.CreateAlignedLoad(
+          element, builder_.CreateIntToPtr(at, builder_.getPtrTy()), llvm::Align(size));
       if (IsOrdered(i)) {
         if (access.count > 1) break;
         load->setVolatile(true);
-        load->setAtomic(i.Has("acquire") ? llvm::AtomicOrdering::Acquire : llvm::AtomicOrdering::Monotonic);
+        load->setAtomic(i.Has("acquire") ? llvm::AtomicOrdering::Acquire
+                                         : llvm::AtomicOrdering::Monotonic);
       }
       RETURN_IF_ERROR(Set(i, target(k), LaneValue::Uniform(load), access.type));
     }
@@ -412,13 +449,15 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
     auto* out_type = llvm::FixedVectorType::get(element, kWarpSize * access.count);
     llvm::Value* out = EntryAlloca(out_type, "ordered");
     CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
-                {SpillLanes(AsVector(builder_, address), "addresses"), MaskBits(mask), Int32(access.bytes()), out,
-                 Int32(i.Has("acquire") ? 2 : 1)});
+                {SpillLanes(AsVector(builder_, address), "addresses"), MaskBits(mask),
+                 Int32(access.bytes()), out, Int32(i.Has("acquire") ? 2 : 1)});
     llvm::Value* all = builder_.CreateLoad(out_type, out);
     for (unsigned k = 0; k < access.count; ++k) {
       llvm::SmallVector<int, kWarpSize> lanes;
-      for (int lane = 0; lane < kWarpSize; ++lane) lanes.push_back(lane * static_cast<int>(access.count) + static_cast<int>(k));
-      RETURN_IF_ERROR(Set(i, target(k), LaneValue::Varying(builder_.CreateShuffleVector(all, lanes)), access.type));
+      for (int lane = 0; lane < kWarpSize; ++lane)
+        lanes.push_back(lane * static_cast<int>(access.count) + static_cast<int>(k));
+      RETURN_IF_ERROR(Set(
+          i, target(k), LaneValue::Varying(builder_.CreateShuffleVector(all, lanes)), access.type));
     }
     return absl::OkStatus();
   }
@@ -437,8 +476,8 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
   return absl::OkStatus();
 }
 
-llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsigned offset, llvm::Type* type,
-                                                 llvm::Value* mask) {
+llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsigned offset,
+                                                 llvm::Type* type, llvm::Value* mask) {
   const bool full = BlockMaskIsFull() && guard() == nullptr;
   if (address.valid == nullptr) {
     llvm::Value* value = PatternLoad(address, offset, type, mask, full);
@@ -503,8 +542,8 @@ bool InstructionEmitter::PatternStore(const LaneValue& address, unsigned offset,
   return false;
 }
 
-void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
-                                        llvm::Value* mask) {
+void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offset,
+                                        llvm::Value* value, llvm::Value* mask) {
   llvm::Value* addresses = AsVector(builder_, address);
   if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
   const unsigned size = value->getType()->getScalarSizeInBits() / 8;
@@ -517,11 +556,13 @@ void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offse
   builder_.SetInsertPoint(near);
   for (int half = 0; half < 2; ++half) {
     llvm::Value* pointer = builder_.CreateIntToPtr(
-        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)), builder_.getPtrTy());
+        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)),
+        builder_.getPtrTy());
     if (full) {
       builder_.CreateAlignedStore(HalfOf(value, half), pointer, llvm::Align(size));
     } else {
-      builder_.CreateMaskedStore(HalfOf(value, half), pointer, llvm::Align(size), HalfOf(mask, half));
+      builder_.CreateMaskedStore(HalfOf(value, half), pointer, llvm::Align(size),
+                                 HalfOf(mask, half));
     }
   }
   builder_.CreateBr(join);
@@ -529,7 +570,8 @@ void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offse
   builder_.SetInsertPoint(far);
   if (size < 4 || !options_.avx512) {
     CallRuntime(kRuntimeStore, builder_.getVoidTy(),
-                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), SpillLanes(value, "stored"), Int32(0)});
+                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size),
+                 SpillLanes(value, "stored"), Int32(0)});
   } else {
     llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
     builder_.CreateMaskedScatter(value, pointers, llvm::Align(size), mask);
@@ -545,14 +587,17 @@ absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
   if ((from.kind == Kind::kVector ? from.parts.size() : 1) != access.count) {
     return Malformed(i, "the number of registers does not fit");
   }
-  const Type bits = {access.type.is_float() && access.type.bits >= 32 ? Type::kFloat : Type::kBits, 1, access.type.bits};
+  const Type bits = {access.type.is_float() && access.type.bits >= 32 ? Type::kFloat : Type::kBits,
+                     1, access.type.bits};
   const unsigned size = access.type.bits / 8;
   LaneValue values[8];
   for (unsigned k = 0; k < access.count; ++k) {
-    ASSIGN_OR_RETURN(LaneValue value, Get(i, from.kind == Kind::kVector ? from.parts[k] : from, bits));
+    ASSIGN_OR_RETURN(LaneValue value,
+                     Get(i, from.kind == Kind::kVector ? from.parts[k] : from, bits));
     values[k] = CastTo(value, IntType(access.type.bits));
   }
-  ASSIGN_OR_RETURN(const LaneValue address, CheckedAddress(i, i.operands[0], access.space, access.bytes()));
+  ASSIGN_OR_RETURN(const LaneValue address,
+                   CheckedAddress(i, i.operands[0], access.space, access.bytes()));
   llvm::Value* mask = ExecMask();
   if (IsOrdered(i)) {
     auto* in_type = llvm::FixedVectorType::get(IntType(access.type.bits), kWarpSize * access.count);
@@ -569,7 +614,8 @@ absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
       while (level.size() > 1) {
         llvm::SmallVector<llvm::Value*, 8> next;
         for (size_t k = 0; k + 1 < level.size(); k += 2) {
-          const int n = static_cast<int>(llvm::cast<llvm::FixedVectorType>(level[k]->getType())->getNumElements());
+          const int n = static_cast<int>(
+              llvm::cast<llvm::FixedVectorType>(level[k]->getType())->getNumElements());
           join.clear();
           for (int l = 0; l < 2 * n; ++l) join.push_back(l);
           next.push_back(builder_.CreateShuffleVector(level[k], level[k + 1], join));
@@ -578,14 +624,15 @@ absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
       }
       llvm::SmallVector<int, 128> order;
       for (int lane = 0; lane < kWarpSize; ++lane) {
-        for (unsigned k = 0; k < access.count; ++k) order.push_back(static_cast<int>(k) * kWarpSize + lane);
+        for (unsigned k = 0; k < access.count; ++k)
+          order.push_back(static_cast<int>(k) * kWarpSize + lane);
       }
       all = builder_.CreateShuffleVector(level[0], order);
     }
     builder_.CreateStore(all, in);
     CallRuntime(kRuntimeStore, builder_.getVoidTy(),
-                {SpillLanes(AsVector(builder_, address), "addresses"), MaskBits(mask), Int32(access.bytes()), in,
-                 Int32(i.Has("release") ? 2 : 1)});
+                {SpillLanes(AsVector(builder_, address), "addresses"), MaskBits(mask),
+                 Int32(access.bytes()), in, Int32(i.Has("release") ? 2 : 1)});
     return absl::OkStatus();
   }
   const bool full = BlockMaskIsFull() && guard() == nullptr;
@@ -595,7 +642,8 @@ absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
       llvm::Value* value = values[k].scalar;
       if (!values[k].uniform()) {
         llvm::Value* last = builder_.CreateSub(
-            Int32(31), builder_.CreateBinaryIntrinsic(llvm::Intrinsic::ctlz, MaskBits(mask), builder_.getFalse()));
+            Int32(31), builder_.CreateBinaryIntrinsic(llvm::Intrinsic::ctlz, MaskBits(mask),
+                                                      builder_.getFalse()));
         last = builder_.CreateAnd(last, Int32(31));
         value = builder_.CreateExtractElement(AsVector(builder_, values[k]), last);
       }
@@ -621,7 +669,8 @@ absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
     }
     auto* start = builder_.GetInsertBlock();
     if (address.valid == nullptr) {
-      if (!PatternStore(address, k * size, value, mask, full)) ScatterElement(address, k * size, value, mask);
+      if (!PatternStore(address, k * size, value, mask, full))
+        ScatterElement(address, k * size, value, mask);
       continue;
     }
     auto* fast = llvm::BasicBlock::Create(context_, "pattern", function_);
@@ -651,7 +700,8 @@ absl::Status InstructionEmitter::EmitPrefetch(const Instruction& i) { return abs
 absl::Status InstructionEmitter::EmitFence(const Instruction& i) {
   if (i.Has("cta") && i.opcode == "membar") {
     // The warps of a block run on one thread: only the compiler must keep the order.
-    builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent, llvm::SyncScope::SingleThread);
+    builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent,
+                         llvm::SyncScope::SingleThread);
     return absl::OkStatus();
   }
   if (i.Has("proxy") || i.Has("async") || i.Has("mbarrier_init")) return absl::OkStatus();

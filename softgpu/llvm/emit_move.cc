@@ -2,6 +2,7 @@
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
+
 #include "common/status_macros.h"
 #include "softgpu/llvm/instruction_emitter.h"
 
@@ -30,8 +31,8 @@ absl::Status InstructionEmitter::EmitMov(const Instruction& i) {
     for (size_t k = 0; k < n; ++k) {
       ASSIGN_OR_RETURN(parts[k], Get(i, from.parts[k], {Type::kBits, 1, width}));
     }
-    const Args args = n == 2 ? Unify({parts[0], parts[1]})
-                             : Unify({parts[0], parts[1], parts[2], parts[3]});
+    const Args args =
+        n == 2 ? Unify({parts[0], parts[1]}) : Unify({parts[0], parts[1], parts[2], parts[3]});
     llvm::Value* whole = nullptr;
     for (size_t k = 0; k < n; ++k) {
       llvm::Value* wide = builder_.CreateZExt(args.v[k], SameShape(args.v[k], IntType(type.bits)));
@@ -86,8 +87,10 @@ absl::Status InstructionEmitter::EmitSelp(const Instruction& i) {
   ASSIGN_OR_RETURN(const LaneValue b, Get(i, 2, type));
   ASSIGN_OR_RETURN(const LaneValue p, Get(i, 3, {Type::kPred, 1, 1}));
   if (p.uniform() && !(a.uniform() && b.uniform())) {
-    return Set(i, 0, LaneValue::Varying(builder_.CreateSelect(p.scalar, AsVector(builder_, a),
-                                                              AsVector(builder_, b))), type);
+    return Set(i, 0,
+               LaneValue::Varying(
+                   builder_.CreateSelect(p.scalar, AsVector(builder_, a), AsVector(builder_, b))),
+               type);
   }
   const Args args = Unify({p, a, b});
   return Set(i, 0, args.Wrap(builder_.CreateSelect(args.v[0], args.v[1], args.v[2])), type);
@@ -163,7 +166,7 @@ absl::Status InstructionEmitter::EmitSetp(const Instruction& i) {
   if (combine) {
     const auto merge = [&](const LaneValue& value) {
       const Args m = Unify({value, c});
-      llvm::Value* merged = i.Has("and") ? builder_.CreateAnd(m.v[0], m.v[1])
+      llvm::Value* merged = i.Has("and")  ? builder_.CreateAnd(m.v[0], m.v[1])
                             : i.Has("or") ? builder_.CreateOr(m.v[0], m.v[1])
                                           : builder_.CreateXor(m.v[0], m.v[1]);
       return m.Wrap(merged);
@@ -195,18 +198,19 @@ absl::Status InstructionEmitter::EmitSet(const Instruction& i) {
   if (i.operands.size() > 3) {
     ASSIGN_OR_RETURN(const LaneValue c, Get(i, 3, Type{Type::kPred, 1, 1}));
     const Args m = Unify({p, c});
-    p = m.Wrap(i.Has("and") ? builder_.CreateAnd(m.v[0], m.v[1])
+    p = m.Wrap(i.Has("and")  ? builder_.CreateAnd(m.v[0], m.v[1])
                : i.Has("or") ? builder_.CreateOr(m.v[0], m.v[1])
                              : builder_.CreateXor(m.v[0], m.v[1]));
   }
   const Args flag = Unify({p});
   llvm::Type* shape = SameShape(flag.v[0], IntType(to.bits));
   // True is all ones, or 1.0 in a floating point destination.
-  const uint64_t one = !to.is_float() ? ~uint64_t{0}
-                       : to.bits == 32 ? 0x3f800000
-                       : to.kind == Type::kBFloat ? 0x3f80 : 0x3c00;
-  llvm::Value* value = builder_.CreateSelect(
-      flag.v[0], llvm::ConstantInt::get(shape, one, true), llvm::ConstantInt::get(shape, 0));
+  const uint64_t one = !to.is_float()             ? ~uint64_t{0}
+                       : to.bits == 32            ? 0x3f800000
+                       : to.kind == Type::kBFloat ? 0x3f80
+                                                  : 0x3c00;
+  llvm::Value* value = builder_.CreateSelect(flag.v[0], llvm::ConstantInt::get(shape, one, true),
+                                             llvm::ConstantInt::get(shape, 0));
   return Set(i, 0, flag.Wrap(value), {Type::kBits, 1, to.bits});
 }
 
@@ -218,9 +222,8 @@ absl::Status InstructionEmitter::EmitSlct(const Instruction& i) {
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}, {2, type}, {3, selector}}));
   llvm::Value* c = selector.is_float() ? Flush(i, selector, args.v[2]) : args.v[2];
   llvm::Value* positive =
-      selector.is_float()
-          ? builder_.CreateFCmpOGE(c, llvm::Constant::getNullValue(c->getType()))
-          : builder_.CreateICmpSGE(c, Constant(c, 0));
+      selector.is_float() ? builder_.CreateFCmpOGE(c, llvm::Constant::getNullValue(c->getType()))
+                          : builder_.CreateICmpSGE(c, Constant(c, 0));
   return Set(i, 0, args.Wrap(builder_.CreateSelect(positive, args.v[0], args.v[1])), type);
 }
 

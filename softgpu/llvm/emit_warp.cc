@@ -3,9 +3,10 @@
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
 #include "llvm/IR/Intrinsics.h"
 #include "llvm/IR/IntrinsicsX86.h"
+
+#include "common/status_macros.h"
 #include "softgpu/llvm/instruction_emitter.h"
 
 namespace fargpu::softgpu {
@@ -16,15 +17,18 @@ absl::Status InstructionEmitter::EmitBarrier(const Instruction& i) {
   const Type u32 = {Type::kUnsigned, 1, 32};
   if (i.Has("warp")) {
     // The lanes named are together already, or will be; memory is in order.
-    builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent, llvm::SyncScope::SingleThread);
+    builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent,
+                         llvm::SyncScope::SingleThread);
     return absl::OkStatus();
   }
   if (i.Has("cluster")) return Unsupported(i, "clusters");
   if (i.Has("arrive")) return Unsupported(i, "arriving without waiting");
   const auto first_active = [&](const LaneValue& value) {
     if (value.uniform()) return value.scalar;
-    llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, MaskBits(ExecMask()), builder_.getFalse());
-    return builder_.CreateExtractElement(AsVector(builder_, value), builder_.CreateAnd(lane, Int32(31)));
+    llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, MaskBits(ExecMask()),
+                                                       builder_.getFalse());
+    return builder_.CreateExtractElement(AsVector(builder_, value),
+                                         builder_.CreateAnd(lane, Int32(31)));
   };
   const bool reduces = i.Has("red");
   const size_t at = reduces ? 1 : 0;
@@ -48,9 +52,11 @@ absl::Status InstructionEmitter::EmitBarrier(const Instruction& i) {
   llvm::Value* mask = MaskBits(ExecMask());
   llvm::Value* predicates = builder_.CreateAnd(MaskBits(AsVector(builder_, p)), mask);
   const uint32_t op = i.Has("and") ? 0 : i.Has("or") ? 1 : 2;
-  llvm::Value* result = CallRuntime(kRuntimeBarrierReduce, builder_.getInt32Ty(), {id, threads, Int32(op), predicates, mask});
+  llvm::Value* result = CallRuntime(kRuntimeBarrierReduce, builder_.getInt32Ty(),
+                                    {id, threads, Int32(op), predicates, mask});
   if (op == 2) return Set(i, 0, LaneValue::Uniform(result), u32);
-  return Set(i, 0, LaneValue::Uniform(builder_.CreateICmpNE(result, Int32(0))), {Type::kPred, 1, 1});
+  return Set(i, 0, LaneValue::Uniform(builder_.CreateICmpNE(result, Int32(0))),
+             {Type::kPred, 1, 1});
 }
 
 absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
@@ -107,7 +113,8 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
     llvm::Value* vb = builder_.CreateAnd(AsVector(builder_, b), Splat(builder_, Int32(31)));
     llvm::Value* vc = AsVector(builder_, c);
     llvm::Value* clamp = builder_.CreateAnd(vc, Splat(builder_, Int32(31)));
-    llvm::Value* segment = builder_.CreateAnd(builder_.CreateLShr(vc, Splat(builder_, Int32(8))), Splat(builder_, Int32(31)));
+    llvm::Value* segment = builder_.CreateAnd(builder_.CreateLShr(vc, Splat(builder_, Int32(8))),
+                                              Splat(builder_, Int32(31)));
     llvm::Value* outside = builder_.CreateNot(segment);
     llvm::Value* min_lane = builder_.CreateAnd(lane, segment);
     llvm::Value* max_lane = builder_.CreateOr(min_lane, builder_.CreateAnd(clamp, outside));
@@ -130,14 +137,16 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
     if (idx && b.uniform() && c.uniform() && constant_of(c) != nullptr &&
         (constant_of(c)->getZExtValue() >> 8 & 31) == 0) {
       // One lane to all.
-      result = Splat(builder_, builder_.CreateExtractElement(source, builder_.CreateAnd(b.scalar, Int32(31))));
+      result = Splat(
+          builder_, builder_.CreateExtractElement(source, builder_.CreateAnd(b.scalar, Int32(31))));
       result = builder_.CreateSelect(in_range, result, source);
     } else if (options_.avx512) {
       result = Permute(source, j);
     } else {
       result = llvm::PoisonValue::get(v32);
       for (int k = 0; k < kWarpSize; ++k) {
-        llvm::Value* picked = builder_.CreateExtractElement(source, builder_.CreateExtractElement(j, k));
+        llvm::Value* picked =
+            builder_.CreateExtractElement(source, builder_.CreateExtractElement(j, k));
         result = builder_.CreateInsertElement(result, picked, k);
       }
     }
@@ -175,8 +184,10 @@ absl::Status InstructionEmitter::EmitVote(const Instruction& i) {
   llvm::Value* mask = MaskBits(ExecMask());
   if (i.Has("sync")) {
     ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
-    if (members.uniform()) mask = builder_.CreateAnd(mask, members.scalar);
-    else mask = builder_.CreateAnd(mask, FirstActive(AsVector(builder_, members)));
+    if (members.uniform())
+      mask = builder_.CreateAnd(mask, members.scalar);
+    else
+      mask = builder_.CreateAnd(mask, FirstActive(AsVector(builder_, members)));
   }
   llvm::Value* bits = builder_.CreateAnd(MaskBits(AsVector(builder_, p)), mask);
   if (i.Has("ballot")) return Set(i, 0, LaneValue::Uniform(bits), {Type::kUnsigned, 1, 32});
@@ -186,13 +197,15 @@ absl::Status InstructionEmitter::EmitVote(const Instruction& i) {
   } else if (i.Has("all")) {
     result = builder_.CreateICmpEQ(bits, mask);
   } else {
-    result = builder_.CreateOr(builder_.CreateICmpEQ(bits, mask), builder_.CreateICmpEQ(bits, Int32(0)));
+    result =
+        builder_.CreateOr(builder_.CreateICmpEQ(bits, mask), builder_.CreateICmpEQ(bits, Int32(0)));
   }
   return Set(i, 0, LaneValue::Uniform(result), pred);
 }
 
 llvm::Value* InstructionEmitter::FirstActive(llvm::Value* vector) {
-  llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, MaskBits(ExecMask()), builder_.getFalse());
+  llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, MaskBits(ExecMask()),
+                                                     builder_.getFalse());
   return builder_.CreateExtractElement(vector, builder_.CreateAnd(lane, Int32(31)));
 }
 
@@ -206,7 +219,8 @@ absl::Status InstructionEmitter::EmitMatch(const Instruction& i) {
   llvm::Value* v = AsVector(builder_, a);
   llvm::Value* mask = MaskBits(ExecMask());
   ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
-  mask = builder_.CreateAnd(mask, members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
+  mask = builder_.CreateAnd(
+      mask, members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
   if (i.Has("all")) {
     llvm::Value* first = Splat(builder_, FirstActive(v));
     llvm::Value* same = builder_.CreateAnd(MaskBits(builder_.CreateICmpEQ(v, first)), mask);
@@ -221,7 +235,8 @@ absl::Status InstructionEmitter::EmitMatch(const Instruction& i) {
   }
   llvm::Value* result = llvm::PoisonValue::get(VectorOf(builder_.getInt32Ty()));
   for (int k = 0; k < kWarpSize; ++k) {
-    llvm::Value* same = builder_.CreateICmpEQ(v, Splat(builder_, builder_.CreateExtractElement(v, k)));
+    llvm::Value* same =
+        builder_.CreateICmpEQ(v, Splat(builder_, builder_.CreateExtractElement(v, k)));
     result = builder_.CreateInsertElement(result, builder_.CreateAnd(MaskBits(same), mask), k);
   }
   return Set(i, 0, LaneValue::Varying(result), {Type::kUnsigned, 1, 32});
@@ -233,7 +248,8 @@ absl::Status InstructionEmitter::EmitRedux(const Instruction& i) {
   ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, type));
   ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
   llvm::Value* mask = builder_.CreateAnd(
-      MaskBits(ExecMask()), members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
+      MaskBits(ExecMask()),
+      members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
   llvm::Value* v = AsVector(builder_, a);
   llvm::Intrinsic::ID id;
   uint64_t neutral = 0;
@@ -247,10 +263,12 @@ absl::Status InstructionEmitter::EmitRedux(const Instruction& i) {
   } else if (i.Has("xor")) {
     id = llvm::Intrinsic::vector_reduce_xor;
   } else if (i.Has("min")) {
-    id = type.is_signed() ? llvm::Intrinsic::vector_reduce_smin : llvm::Intrinsic::vector_reduce_umin;
+    id = type.is_signed() ? llvm::Intrinsic::vector_reduce_smin
+                          : llvm::Intrinsic::vector_reduce_umin;
     neutral = type.is_signed() ? 0x7fffffff : 0xffffffff;
   } else {
-    id = type.is_signed() ? llvm::Intrinsic::vector_reduce_smax : llvm::Intrinsic::vector_reduce_umax;
+    id = type.is_signed() ? llvm::Intrinsic::vector_reduce_smax
+                          : llvm::Intrinsic::vector_reduce_umax;
     neutral = type.is_signed() ? 0x80000000 : 0;
   }
   v = builder_.CreateSelect(MaskFromBits(mask), v, Constant(v, neutral));
@@ -278,15 +296,19 @@ absl::Status InstructionEmitter::EmitCall(const Instruction& i) {
     ASSIGN_OR_RETURN(llvm::Value * format, lanes(2, u64));
     ASSIGN_OR_RETURN(llvm::Value * arguments, lanes(3, u64));
     llvm::Value* results = EntryAlloca(VectorOf(builder_.getInt32Ty()), "printed");
-    CallRuntime(kRuntimePrintf, builder_.getVoidTy(), {format, arguments, MaskBits(ExecMask()), results});
-    return Set(i, 1, LaneValue::Varying(builder_.CreateLoad(VectorOf(builder_.getInt32Ty()), results)), u32);
+    CallRuntime(kRuntimePrintf, builder_.getVoidTy(),
+                {format, arguments, MaskBits(ExecMask()), results});
+    return Set(i, 1,
+               LaneValue::Varying(builder_.CreateLoad(VectorOf(builder_.getInt32Ty()), results)),
+               u32);
   }
   if (name == "__assertfail" && i.operands.size() == 7) {
     ASSIGN_OR_RETURN(llvm::Value * message, lanes(2, u64));
     ASSIGN_OR_RETURN(llvm::Value * file, lanes(3, u64));
     ASSIGN_OR_RETURN(llvm::Value * line, lanes(4, u32));
     ASSIGN_OR_RETURN(llvm::Value * function, lanes(5, u64));
-    FailIf(builder_.getTrue(), kRuntimeAssert, {message, file, line, function, MaskBits(ExecMask())});
+    FailIf(builder_.getTrue(), kRuntimeAssert,
+           {message, file, line, function, MaskBits(ExecMask())});
     return absl::OkStatus();
   }
   return Unsupported(i, absl::StrCat("a call of ", name));

@@ -1,9 +1,8 @@
 #include "softgpu/llvm/instruction_emitter.h"
 
-#include <cuda.h>
-
 #include <cstddef>
 #include <cstring>
+#include <cuda.h>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -58,32 +57,84 @@ absl::Status InstructionEmitter::Malformed(const Instruction& at, absl::string_v
 InstructionEmitter::Handler InstructionEmitter::FindHandler(absl::string_view opcode) {
   using E = InstructionEmitter;
   static const auto* const kHandlers = new absl::flat_hash_map<absl::string_view, Handler>{
-      {"mov", &E::EmitMov}, {"cvta", &E::EmitCvta}, {"selp", &E::EmitSelp}, {"setp", &E::EmitSetp},
-      {"set", &E::EmitSet}, {"slct", &E::EmitSlct}, {"trap", &E::EmitTrap}, {"brkpt", &E::EmitNothing},
-      {"griddepcontrol", &E::EmitNothing}, {"pmevent", &E::EmitNothing},
-      {"add", &E::EmitAddSub}, {"sub", &E::EmitAddSub}, {"addc", &E::EmitAddSub},
-      {"subc", &E::EmitAddSub}, {"mul", &E::EmitMul}, {"mul24", &E::EmitMul}, {"mad", &E::EmitMad},
-      {"madc", &E::EmitMad}, {"mad24", &E::EmitMad}, {"fma", &E::EmitFloatArithmetic},
-      {"div", &E::EmitDivRem}, {"rem", &E::EmitDivRem}, {"rcp", &E::EmitFloatArithmetic},
-      {"sqrt", &E::EmitFloatArithmetic}, {"rsqrt", &E::EmitApproximate},
-      {"ex2", &E::EmitApproximate}, {"lg2", &E::EmitApproximate}, {"sin", &E::EmitApproximate},
-      {"cos", &E::EmitApproximate}, {"tanh", &E::EmitApproximate},
-      {"copysign", &E::EmitCopysign}, {"testp", &E::EmitTestp}, {"abs", &E::EmitAbsNeg},
-      {"neg", &E::EmitAbsNeg}, {"min", &E::EmitMinMax}, {"max", &E::EmitMinMax},
-      {"and", &E::EmitLogic}, {"or", &E::EmitLogic}, {"xor", &E::EmitLogic},
-      {"not", &E::EmitLogic}, {"cnot", &E::EmitLogic}, {"shl", &E::EmitShift},
-      {"shr", &E::EmitShift}, {"shf", &E::EmitFunnelShift}, {"popc", &E::EmitBitCount},
-      {"clz", &E::EmitBitCount}, {"brev", &E::EmitBitCount}, {"bfind", &E::EmitBitCount},
-      {"bfe", &E::EmitBitField}, {"bfi", &E::EmitBitField}, {"bmsk", &E::EmitBitField},
-      {"szext", &E::EmitBitField}, {"fns", &E::EmitBitField},
-      {"prmt", &E::EmitPermute}, {"lop3", &E::EmitLop3}, {"dp4a", &E::EmitDotProduct},
-      {"dp2a", &E::EmitDotProduct}, {"sad", &E::EmitSad}, {"cvt", &E::EmitCvt},
-      {"ld", &E::EmitLoad}, {"ldu", &E::EmitLoad}, {"st", &E::EmitStore}, {"atom", &E::EmitAtomic},
-      {"red", &E::EmitAtomic}, {"prefetch", &E::EmitPrefetch}, {"prefetchu", &E::EmitPrefetch},
-      {"membar", &E::EmitFence}, {"fence", &E::EmitFence}, {"cp", &E::EmitCpAsync},
-      {"bar", &E::EmitBarrier}, {"barrier", &E::EmitBarrier}, {"shfl", &E::EmitShuffle},
-      {"vote", &E::EmitVote}, {"activemask", &E::EmitActiveMask}, {"match", &E::EmitMatch},
-      {"redux", &E::EmitRedux}, {"nanosleep", &E::EmitNanosleep}, {"call", &E::EmitCall},
+      {"mov", &E::EmitMov},
+      {"cvta", &E::EmitCvta},
+      {"selp", &E::EmitSelp},
+      {"setp", &E::EmitSetp},
+      {"set", &E::EmitSet},
+      {"slct", &E::EmitSlct},
+      {"trap", &E::EmitTrap},
+      {"brkpt", &E::EmitNothing},
+      {"griddepcontrol", &E::EmitNothing},
+      {"pmevent", &E::EmitNothing},
+      {"add", &E::EmitAddSub},
+      {"sub", &E::EmitAddSub},
+      {"addc", &E::EmitAddSub},
+      {"subc", &E::EmitAddSub},
+      {"mul", &E::EmitMul},
+      {"mul24", &E::EmitMul},
+      {"mad", &E::EmitMad},
+      {"madc", &E::EmitMad},
+      {"mad24", &E::EmitMad},
+      {"fma", &E::EmitFloatArithmetic},
+      {"div", &E::EmitDivRem},
+      {"rem", &E::EmitDivRem},
+      {"rcp", &E::EmitFloatArithmetic},
+      {"sqrt", &E::EmitFloatArithmetic},
+      {"rsqrt", &E::EmitApproximate},
+      {"ex2", &E::EmitApproximate},
+      {"lg2", &E::EmitApproximate},
+      {"sin", &E::EmitApproximate},
+      {"cos", &E::EmitApproximate},
+      {"tanh", &E::EmitApproximate},
+      {"copysign", &E::EmitCopysign},
+      {"testp", &E::EmitTestp},
+      {"abs", &E::EmitAbsNeg},
+      {"neg", &E::EmitAbsNeg},
+      {"min", &E::EmitMinMax},
+      {"max", &E::EmitMinMax},
+      {"and", &E::EmitLogic},
+      {"or", &E::EmitLogic},
+      {"xor", &E::EmitLogic},
+      {"not", &E::EmitLogic},
+      {"cnot", &E::EmitLogic},
+      {"shl", &E::EmitShift},
+      {"shr", &E::EmitShift},
+      {"shf", &E::EmitFunnelShift},
+      {"popc", &E::EmitBitCount},
+      {"clz", &E::EmitBitCount},
+      {"brev", &E::EmitBitCount},
+      {"bfind", &E::EmitBitCount},
+      {"bfe", &E::EmitBitField},
+      {"bfi", &E::EmitBitField},
+      {"bmsk", &E::EmitBitField},
+      {"szext", &E::EmitBitField},
+      {"fns", &E::EmitBitField},
+      {"prmt", &E::EmitPermute},
+      {"lop3", &E::EmitLop3},
+      {"dp4a", &E::EmitDotProduct},
+      {"dp2a", &E::EmitDotProduct},
+      {"sad", &E::EmitSad},
+      {"cvt", &E::EmitCvt},
+      {"ld", &E::EmitLoad},
+      {"ldu", &E::EmitLoad},
+      {"st", &E::EmitStore},
+      {"atom", &E::EmitAtomic},
+      {"red", &E::EmitAtomic},
+      {"prefetch", &E::EmitPrefetch},
+      {"prefetchu", &E::EmitPrefetch},
+      {"membar", &E::EmitFence},
+      {"fence", &E::EmitFence},
+      {"cp", &E::EmitCpAsync},
+      {"bar", &E::EmitBarrier},
+      {"barrier", &E::EmitBarrier},
+      {"shfl", &E::EmitShuffle},
+      {"vote", &E::EmitVote},
+      {"activemask", &E::EmitActiveMask},
+      {"match", &E::EmitMatch},
+      {"redux", &E::EmitRedux},
+      {"nanosleep", &E::EmitNanosleep},
+      {"call", &E::EmitCall},
   };
   const auto it = kHandlers->find(opcode);
   return it == kHandlers->end() ? nullptr : it->second;
@@ -157,10 +208,10 @@ llvm::Value* InstructionEmitter::CallRuntime(RuntimeFunction function, llvm::Typ
     all.push_back(argument);
     types.push_back(argument->getType());
   }
-  llvm::Value* table =
-      ContextField(builder_.getPtrTy(), offsetof(WarpContext, runtime), "runtime");
+  llvm::Value* table = ContextField(builder_.getPtrTy(), offsetof(WarpContext, runtime), "runtime");
   llvm::LoadInst* callee = builder_.CreateLoad(
-      builder_.getPtrTy(), builder_.CreateConstInBoundsGEP1_32(builder_.getPtrTy(), table, function));
+      builder_.getPtrTy(),
+      builder_.CreateConstInBoundsGEP1_32(builder_.getPtrTy(), table, function));
   callee->setMetadata(llvm::LLVMContext::MD_invariant_load, llvm::MDNode::get(context_, {}));
   llvm::CallInst* call =
       builder_.CreateCall(llvm::FunctionType::get(result, types, false), callee, all);
@@ -177,12 +228,14 @@ llvm::MDNode* InstructionEmitter::LikelyBranch() {
 
 void InstructionEmitter::FailIf(llvm::Value* bad, RuntimeFunction function,
                                 std::initializer_list<llvm::Value*> arguments) {
-  if (auto* constant = llvm::dyn_cast<llvm::ConstantInt>(bad); constant && constant->isZero()) return;
+  if (auto* constant = llvm::dyn_cast<llvm::ConstantInt>(bad); constant && constant->isZero())
+    return;
   auto* fail = llvm::BasicBlock::Create(context_, "fail", function_);
   auto* ok = llvm::BasicBlock::Create(context_, "ok", function_);
   builder_.CreateCondBr(bad, fail, ok, ColdBranch());
   builder_.SetInsertPoint(fail);
-  llvm::CallInst* call = llvm::cast<llvm::CallInst>(CallRuntime(function, builder_.getVoidTy(), arguments));
+  llvm::CallInst* call =
+      llvm::cast<llvm::CallInst>(CallRuntime(function, builder_.getVoidTy(), arguments));
   call->setDoesNotReturn();
   call->addFnAttr(llvm::Attribute::Cold);
   builder_.CreateUnreachable();
@@ -249,7 +302,8 @@ LaneValue InstructionEmitter::Resize(const LaneValue& value, unsigned bits, bool
   return LaneValue::Varying(convert(value.vector));
 }
 
-absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, size_t operand, Type type) {
+absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, size_t operand,
+                                                  Type type) {
   if (operand >= at.operands.size()) {
     return Malformed(at, absl::StrCat("operand ", operand + 1, " is missing"));
   }
@@ -260,8 +314,8 @@ absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, const O
                                                   Type type) {
   llvm::Type* wanted = ValueType(type);
   const auto constant = [&](uint64_t bits) {
-    return LaneValue::Uniform(llvm::ConstantExpr::getBitCast(
-        llvm::ConstantInt::get(IntType(type.bits), bits), wanted));
+    return LaneValue::Uniform(
+        llvm::ConstantExpr::getBitCast(llvm::ConstantInt::get(IntType(type.bits), bits), wanted));
   };
   switch (operand.kind) {
     case Kind::kRegister: {
@@ -273,7 +327,10 @@ absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, const O
       }
       if (bits == 1) return Malformed(at, absl::StrCat(operand.name, " is a predicate"));
       if (operand.offset != 0) {  // a place in the frame of a function
-        value = PatternAdd(value, LaneValue::Uniform(builder_.getIntN(bits, static_cast<uint64_t>(operand.offset))), false);
+        value = PatternAdd(
+            value,
+            LaneValue::Uniform(builder_.getIntN(bits, static_cast<uint64_t>(operand.offset))),
+            false);
       }
       return CastTo(Resize(value, type.bits, type.is_signed()), wanted);
     }
@@ -344,7 +401,10 @@ absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, const O
 absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
                                                           const Operand& operand) {
   const absl::string_view name = operand.name;
-  const int axis = operand.component == 'x' ? 0 : operand.component == 'y' ? 1 : operand.component == 'z' ? 2 : -1;
+  const int axis = operand.component == 'x'   ? 0
+                   : operand.component == 'y' ? 1
+                   : operand.component == 'z' ? 2
+                                              : -1;
   llvm::Type* i32 = builder_.getInt32Ty();
   const auto field = [&](size_t offset, const char* what) {
     return LaneValue::Uniform(ContextField(i32, offset, what));
@@ -359,11 +419,11 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
     LaneValue warp = field(offsetof(WarpContext, warp_index), "warp");
     if (!shape_known) {
       // Divide the linear index of each thread by the block's sides, known only now.
-      llvm::Value* linear =
-          builder_.CreateAdd(Splat(builder_, builder_.CreateShl(warp.scalar, 5)),
-                             OffsetVector(i32, lane_ids_));
+      llvm::Value* linear = builder_.CreateAdd(Splat(builder_, builder_.CreateShl(warp.scalar, 5)),
+                                               OffsetVector(i32, lane_ids_));
       const auto side = [&](int k) {
-        return Splat(builder_, ContextField(i32, offsetof(WarpContext, block_size) + 4 * k, "ntid"));
+        return Splat(builder_,
+                     ContextField(i32, offsetof(WarpContext, block_size) + 4 * k, "ntid"));
       };
       if (axis > 0) linear = builder_.CreateUDiv(linear, side(0));
       if (axis > 1) linear = builder_.CreateUDiv(linear, side(1));
@@ -381,12 +441,14 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
     };
     bool regular = true;
     LaneOffsets offsets;
-    for (int lane = 0; lane < kWarpSize; ++lane) offsets[lane] = coordinate(0, lane) - coordinate(0, 0);
+    for (int lane = 0; lane < kWarpSize; ++lane)
+      offsets[lane] = coordinate(0, lane) - coordinate(0, 0);
     std::vector<uint32_t> bases(warps);
     for (uint64_t w = 0; w < warps && regular; ++w) {
       bases[w] = static_cast<uint32_t>(coordinate(w, 0));
       for (int lane = 0; lane < kWarpSize; ++lane) {
-        if (w * 32 + lane < threads && coordinate(w, lane) - bases[w] != offsets[lane]) regular = false;
+        if (w * 32 + lane < threads && coordinate(w, lane) - bases[w] != offsets[lane])
+          regular = false;
       }
     }
     llvm::Value* linear = builder_.CreateShl(warp.scalar, 5, "", /*HasNUW=*/true, /*HasNSW=*/true);
@@ -396,8 +458,8 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
       return LaneValue::Varying(builder_.CreateURem(value, Constant(value, block[axis])));
     }
     LaneValue value;
-    value.scalar = builder_.CreateURem(builder_.CreateUDiv(linear, Int32(static_cast<uint32_t>(below))),
-                                       Int32(block[axis]));
+    value.scalar = builder_.CreateURem(
+        builder_.CreateUDiv(linear, Int32(static_cast<uint32_t>(below))), Int32(block[axis]));
     unsigned zero_bits = 5;
     for (const uint32_t base : bases) {
       while (zero_bits > 0 && (base & ((1u << zero_bits) - 1)) != 0) --zero_bits;
@@ -412,12 +474,15 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
     if (shape_known) return LaneValue::Uniform(Int32(block[axis]));
     return field(offsetof(WarpContext, block_size) + 4 * axis, "ntid");
   }
-  if (name == "%ctaid" && axis >= 0) return field(offsetof(WarpContext, block_index) + 4 * axis, "ctaid");
-  if (name == "%nctaid" && axis >= 0) return field(offsetof(WarpContext, grid_size) + 4 * axis, "nctaid");
+  if (name == "%ctaid" && axis >= 0)
+    return field(offsetof(WarpContext, block_index) + 4 * axis, "ctaid");
+  if (name == "%nctaid" && axis >= 0)
+    return field(offsetof(WarpContext, grid_size) + 4 * axis, "nctaid");
   if (name == "%laneid") return lanes;
   if (name == "%warpid") return field(offsetof(WarpContext, warp_index), "warpid");
   if (name == "%nwarpid") return LaneValue::Uniform(Int32(32));
-  if (name == "%smid" || name == "%gridid" || name == "%envreg0") return LaneValue::Uniform(Int32(0));
+  if (name == "%smid" || name == "%gridid" || name == "%envreg0")
+    return LaneValue::Uniform(Int32(0));
   if (name == "%nsmid") return LaneValue::Uniform(Int32(1));
   if (name.substr(0, 10) == "%lanemask_") {
     const absl::string_view which = name.substr(10);
@@ -425,8 +490,12 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
     for (int lane = 0; lane < kWarpSize; ++lane) {
       const uint32_t eq = 1u << lane;
       const uint32_t lt = eq - 1;
-      offsets[lane] = which == "eq" ? eq : which == "lt" ? lt : which == "le" ? (lt | eq)
-                      : which == "gt" ? ~(lt | eq) : which == "ge" ? ~lt : 0;
+      offsets[lane] = which == "eq"   ? eq
+                      : which == "lt" ? lt
+                      : which == "le" ? (lt | eq)
+                      : which == "gt" ? ~(lt | eq)
+                      : which == "ge" ? ~lt
+                                      : 0;
     }
     if (which == "eq" || which == "lt" || which == "le" || which == "gt" || which == "ge") {
       return LaneValue::Varying(OffsetVector(i32, offsets));
@@ -474,10 +543,14 @@ absl::StatusOr<InstructionEmitter::Args> InstructionEmitter::Fetch(
     ++n;
   }
   switch (n) {
-    case 1: return Unify({values[0]});
-    case 2: return Unify({values[0], values[1]});
-    case 3: return Unify({values[0], values[1], values[2]});
-    default: return Unify({values[0], values[1], values[2], values[3]});
+    case 1:
+      return Unify({values[0]});
+    case 2:
+      return Unify({values[0], values[1]});
+    case 3:
+      return Unify({values[0], values[1], values[2]});
+    default:
+      return Unify({values[0], values[1], values[2], values[3]});
   }
 }
 

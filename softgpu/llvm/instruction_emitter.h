@@ -80,7 +80,7 @@ class InstructionEmitter {
   }
 
   absl::StatusOr<LaneValue> Get(const Instruction& at, size_t operand, Type type);
-  llvm::Value* FirstActive(llvm::Value* vector);         // its element in the lowest lane
+  llvm::Value* FirstActive(llvm::Value* vector);                   // its element in the lowest lane
   llvm::Value* SpillLanes(llvm::Value* vector, const char* name);  // -> alloca holding it
 
   llvm::LLVMContext& context_;
@@ -124,8 +124,8 @@ class InstructionEmitter {
   llvm::Value* FloatConstant(llvm::Value* like, double value);
   llvm::Type* SameShape(llvm::Value* like, llvm::Type* element);
   llvm::Value* Intrinsic(llvm::Intrinsic::ID id, std::initializer_list<llvm::Value*> arguments);
-  llvm::Value* AsBits(llvm::Value* value);              // float -> int of the same size
-  llvm::Value* AsType(llvm::Value* value, Type type);   // int -> the float type of `type`
+  llvm::Value* AsBits(llvm::Value* value);             // float -> int of the same size
+  llvm::Value* AsType(llvm::Value* value, Type type);  // int -> the float type of `type`
 
   // emit_integer.cc
   absl::Status EmitAddSub(const Instruction& i);
@@ -161,7 +161,8 @@ class InstructionEmitter {
   absl::Status EmitSlct(const Instruction& i);
   absl::Status EmitNothing(const Instruction& i);
   absl::Status EmitTrap(const Instruction& i);
-  absl::StatusOr<llvm::Value*> Compare(const Instruction& i, llvm::Value* a, llvm::Value* b, Type type);
+  absl::StatusOr<llvm::Value*> Compare(const Instruction& i, llvm::Value* a, llvm::Value* b,
+                                       Type type);
 
   // emit_float.cc
   absl::Status EmitFloatArithmetic(const Instruction& i);  // add sub mul div fma rcp sqrt
@@ -172,8 +173,8 @@ class InstructionEmitter {
   absl::Status EmitTestp(const Instruction& i);
   llvm::Value* Flush(const Instruction& i, Type type, llvm::Value* value);  // denormals, if .ftz
   llvm::Value* Saturate(const Instruction& i, llvm::Value* value);          // if .sat
-  absl::StatusOr<llvm::Value*> Rounded(const Instruction& i, RoundedOp op, Type type, llvm::Value* a,
-                                       llvm::Value* b, llvm::Value* c);
+  absl::StatusOr<llvm::Value*> Rounded(const Instruction& i, RoundedOp op, Type type,
+                                       llvm::Value* a, llvm::Value* b, llvm::Value* c);
   llvm::Value* Exp2(llvm::Value* x);
   llvm::Value* Log2(llvm::Value* x);
   llvm::Value* SinCos(llvm::Value* x, bool cosine);
@@ -184,7 +185,7 @@ class InstructionEmitter {
                                llvm::Value* b, llvm::Value* c);
   llvm::Value* BFloatToFloat(llvm::Value* bits);
   llvm::Value* FloatToBFloat(llvm::Value* value);
-  llvm::Value* LoadHalf(Type type, llvm::Value* bits);   // 16-bit pattern -> float (or half)
+  llvm::Value* LoadHalf(Type type, llvm::Value* bits);  // 16-bit pattern -> float (or half)
   llvm::Value* StoreHalf(Type type, llvm::Value* value);
   // double -> float, inexact results made odd, so that a second rounding to a half comes out right.
   llvm::Value* NarrowToOdd(llvm::Value* wide);
@@ -204,14 +205,15 @@ class InstructionEmitter {
   absl::StatusOr<Access> ParseAccess(const Instruction& i);
   // Accesses of a block through one register, checked together by the first.
   struct CheckGroup {
-    int64_t low = 0;     // offsets from the register
+    int64_t low = 0;  // offsets from the register
     int64_t high = 0;
     int64_t anchor = 0;  // of an access of the widest kind, `bytes`
     unsigned bytes = 0;
     bool done = false;
     LaneValue first;  // plain address at `low`
   };
-  LaneValue CheckRange(const Instruction& i, const LaneValue& base, ptx::Space space, const CheckGroup& group);
+  LaneValue CheckRange(const Instruction& i, const LaneValue& base, ptx::Space space,
+                       const CheckGroup& group);
   // The plain address, checked for all executing lanes.
   absl::StatusOr<LaneValue> CheckedAddress(const Instruction& i, const Operand& operand,
                                            ptx::Space space, unsigned bytes);

@@ -1,13 +1,10 @@
 #include "softgpu/llvm/jit.h"
 
-#include <cuda.h>
-
 #include <atomic>
+#include <cuda.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/cuda_error.h"
-#include "common/status_macros.h"
 #include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/JITTargetMachineBuilder.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
@@ -19,6 +16,8 @@
 #include "llvm/Support/raw_ostream.h"
 #include "llvm/Target/TargetMachine.h"
 
+#include "common/cuda_error.h"
+#include "common/status_macros.h"
 #include "softgpu/llvm/dispatch_emitter.h"
 #include "softgpu/llvm/linear_emitter.h"
 
@@ -62,7 +61,9 @@ void Optimize(llvm::Module* module, llvm::TargetMachine* machine, bool quick) {
   builder.registerFunctionAnalyses(functions);
   builder.registerLoopAnalyses(loops);
   builder.crossRegisterProxies(loops, functions, calls, modules);
-  builder.buildPerModuleDefaultPipeline(quick ? llvm::OptimizationLevel::O1 : llvm::OptimizationLevel::O2)
+  builder
+      .buildPerModuleDefaultPipeline(quick ? llvm::OptimizationLevel::O1
+                                           : llvm::OptimizationLevel::O2)
       .run(*module, modules);
 }
 
@@ -98,7 +99,8 @@ class OrcJit : public Jit {
     std::string problem;
     llvm::raw_string_ostream stream(problem);
     if (llvm::verifyModule(*module, &stream)) {
-      return absl::InternalError(absl::StrCat("kernel ", kernel.name, ": malformed code: ", problem.substr(0, 500)));
+      return absl::InternalError(
+          absl::StrCat("kernel ", kernel.name, ": malformed code: ", problem.substr(0, 500)));
     }
     size_t instructions = 0;
     for (const BasicBlock& b : kernel.blocks) instructions += b.instructions.size();

@@ -22,19 +22,19 @@ constexpr int kMaxAttempts = 40;
 
 // What has been found out about the kernel, from one attempt to the next.
 struct Facts {
-  std::vector<bool> divergent;        // by block: its branch differs between lanes
-  std::vector<bool> varying;          // by register: a phi that has no scalar form
+  std::vector<bool> divergent;  // by block: its branch differs between lanes
+  std::vector<bool> varying;    // by register: a phi that has no scalar form
 };
 
 bool WaitsForOthers(const ptx::Instruction& i) {
-  return (i.opcode == "ld" && (i.Has("volatile") || i.Has("acquire") || i.Has("relaxed"))) || i.opcode == "atom" ||
-         i.opcode == "nanosleep";
+  return (i.opcode == "ld" && (i.Has("volatile") || i.Has("acquire") || i.Has("relaxed"))) ||
+         i.opcode == "atom" || i.opcode == "nanosleep";
 }
 
 class LinearEmitter : public InstructionEmitter {
  public:
-  LinearEmitter(const FlatKernel& kernel, const ControlFlow& flow, const Ssa& ssa, const CompileOptions& options,
-                llvm::Module* module, Facts* facts)
+  LinearEmitter(const FlatKernel& kernel, const ControlFlow& flow, const Ssa& ssa,
+                const CompileOptions& options, llvm::Module* module, Facts* facts)
       : InstructionEmitter(kernel, options, module), flow_(flow), ssa_(ssa), facts_(*facts) {}
 
   enum class Outcome { kDone, kAgain, kUnfit };
@@ -59,9 +59,12 @@ class LinearEmitter : public InstructionEmitter {
     }
     spins_ = EntryAlloca(builder_.getInt32Ty(), "spins");
     builder_.CreateStore(Int32(0), spins_);
-    for (llvm::AllocaInst* parked : parked_) builder_.CreateStore(llvm::Constant::getNullValue(mask_type), parked);
-    llvm::Value* entry = full_ ? llvm::Constant::getAllOnesValue(mask_type)
-                               : MaskFromBits(ContextField(builder_.getInt32Ty(), offsetof(WarpContext, active), "active"));
+    for (llvm::AllocaInst* parked : parked_)
+      builder_.CreateStore(llvm::Constant::getNullValue(mask_type), parked);
+    llvm::Value* entry = full_
+                             ? llvm::Constant::getAllOnesValue(mask_type)
+                             : MaskFromBits(ContextField(builder_.getInt32Ty(),
+                                                         offsetof(WarpContext, active), "active"));
     builder_.CreateStore(entry, parked_[0]);
     builder_.CreateBr(blocks_[0]);
     for (size_t b = 0; b < n; ++b) {
@@ -90,19 +93,23 @@ class LinearEmitter : public InstructionEmitter {
       value.scalar = builder_.CreateLoad(RegisterType(reg), slot.scalar);
     }
     if (slot.valid != nullptr) value.valid = builder_.CreateLoad(builder_.getInt1Ty(), slot.valid);
-    if (slot.vector != nullptr) value.vector = builder_.CreateLoad(VectorOf(RegisterType(reg)), slot.vector);
+    if (slot.vector != nullptr)
+      value.vector = builder_.CreateLoad(VectorOf(RegisterType(reg)), slot.vector);
     return value;
   }
 
   void WriteRegister(int reg, LaneValue value) override {
     if (guard() != nullptr) {
-      const LaneValue old = ssa_.previous[reg] >= 0 ? ReadRegister(ssa_.previous[reg])
-                                                    : LaneValue::Uniform(llvm::Constant::getNullValue(RegisterType(reg)));
+      const LaneValue old =
+          ssa_.previous[reg] >= 0
+              ? ReadRegister(ssa_.previous[reg])
+              : LaneValue::Uniform(llvm::Constant::getNullValue(RegisterType(reg)));
       if (guard()->uniform() && value.uniform() && old.uniform()) {
-        value = LaneValue::Uniform(builder_.CreateSelect(guard()->scalar, value.scalar, old.scalar));
+        value =
+            LaneValue::Uniform(builder_.CreateSelect(guard()->scalar, value.scalar, old.scalar));
       } else {
-        value = LaneValue::Varying(builder_.CreateSelect(AsVector(builder_, *guard()), AsVector(builder_, value),
-                                                         AsVector(builder_, old)));
+        value = LaneValue::Varying(builder_.CreateSelect(
+            AsVector(builder_, *guard()), AsVector(builder_, value), AsVector(builder_, old)));
       }
     }
     Slot& slot = slots_[reg];
@@ -232,10 +239,13 @@ class LinearEmitter : public InstructionEmitter {
     }
     for (int k = 0; k < 2; ++k) {
       if (kernel_.blocks[successors[k]].IsExit()) continue;
-      llvm::Value* lanes = builder_.CreateAnd(mask_, k == 0 ? condition : builder_.CreateNot(condition));
+      llvm::Value* lanes =
+          builder_.CreateAnd(mask_, k == 0 ? condition : builder_.CreateNot(condition));
       Arrive(b, successors[k], lanes, copies[k]);
     }
-    Continue(b, added, added.size() == 2 ? std::max(added[0], added[1]) : static_cast<int>(kernel_.blocks.size()));
+    Continue(
+        b, added,
+        added.size() == 2 ? std::max(added[0], added[1]) : static_cast<int>(kernel_.blocks.size()));
     return absl::OkStatus();
   }
 
@@ -256,14 +266,18 @@ class LinearEmitter : public InstructionEmitter {
       bool waits = false;
       for (size_t k = 0; k < kernel_.blocks.size() && !waits; ++k) {
         if (!loop.contains[k]) continue;
-        for (const ptx::Instruction& i : kernel_.blocks[k].instructions) waits = waits || WaitsForOthers(i);
+        for (const ptx::Instruction& i : kernel_.blocks[k].instructions)
+          waits = waits || WaitsForOthers(i);
       }
       if (!waits) return;
-      llvm::Value* spins = builder_.CreateAdd(builder_.CreateLoad(builder_.getInt32Ty(), spins_), Int32(1));
+      llvm::Value* spins =
+          builder_.CreateAdd(builder_.CreateLoad(builder_.getInt32Ty(), spins_), Int32(1));
       auto* yield = llvm::BasicBlock::Create(context_, "yield", function_);
       auto* on = llvm::BasicBlock::Create(context_, "on", function_);
       builder_.CreateStore(spins, spins_);
-      builder_.CreateCondBr(builder_.CreateICmpEQ(builder_.CreateURem(spins, Int32(kSpins)), Int32(0)), yield, on, ColdBranch());
+      builder_.CreateCondBr(
+          builder_.CreateICmpEQ(builder_.CreateURem(spins, Int32(kSpins)), Int32(0)), yield, on,
+          ColdBranch());
       builder_.SetInsertPoint(yield);
       CallRuntime(kRuntimeYield, builder_.getVoidTy(), {});
       builder_.CreateBr(on);
@@ -342,7 +356,8 @@ class LinearEmitter : public InstructionEmitter {
     }
     llvm::Value* vector = AsVector(builder_, value);
     if (blend) {
-      vector = builder_.CreateSelect(lanes, vector, builder_.CreateLoad(vector->getType(), slot.vector));
+      vector =
+          builder_.CreateSelect(lanes, vector, builder_.CreateLoad(vector->getType(), slot.vector));
     }
     builder_.CreateStore(vector, slot.vector);
   }
@@ -357,7 +372,8 @@ class LinearEmitter : public InstructionEmitter {
         return;
       }
       auto* skip = llvm::BasicBlock::Create(context_, "skip", function_);
-      builder_.CreateCondBr(Any(builder_.CreateLoad(mask_type, parked_[next[k]])), blocks_[next[k]], skip);
+      builder_.CreateCondBr(Any(builder_.CreateLoad(mask_type, parked_[next[k]])), blocks_[next[k]],
+                            skip);
       builder_.SetInsertPoint(skip);
     }
     builder_.CreateRetVoid();

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+
 #include "softgpu/llvm/instruction_emitter.h"
 
 namespace fargpu::softgpu {

@@ -29,33 +29,64 @@ struct WarpContext {
 // Functions that compiled code calls, all of the form R f(WarpContext*, ...). Arrays hold one
 // element per lane; only lanes in `mask` count.
 enum RuntimeFunction : int {
-  kRuntimeFault,    // noreturn (ctx, u64* addresses, u32 mask, u32 bytes, u32 line)
-  kRuntimeTrap,     // noreturn (ctx, u32 line)
-  kRuntimeBarrier,  // (ctx, u32 id, u32 threads or 0)
+  kRuntimeFault,          // noreturn (ctx, u64* addresses, u32 mask, u32 bytes, u32 line)
+  kRuntimeTrap,           // noreturn (ctx, u32 line)
+  kRuntimeBarrier,        // (ctx, u32 id, u32 threads or 0)
   kRuntimeBarrierReduce,  // u32 (ctx, u32 id, u32 threads, u32 op, u32 predicates, u32 mask)
   kRuntimeYield,          // (ctx): lets other warps run
   kRuntimeSleep,          // (ctx, u32 nanoseconds)
-  kRuntimeLoad,      // (ctx, u64* addresses, u32 mask, u32 bytes, void* out, u32 acquire)
-  kRuntimeStore,     // (ctx, u64* addresses, u32 mask, u32 bytes, void* in, u32 release)
-  kRuntimeAtomic,    // (ctx, u32 code, u64* addresses, u32 mask, void* a, void* b, void* out)
-  kRuntimePrintf,    // (ctx, u64* formats, u64* arguments, u32 mask, u32* results)
-  kRuntimeAssert,    // noreturn (ctx, u64* message, u64* file, u32* line, u64* function, u32 mask)
-  kRuntimeRound,     // (ctx, u32 code, void* a, void* b, void* c, void* out): 32 lanes
-  kRuntimeClock,     // u64 (ctx)
-  kRuntimeTimer,     // u64 (ctx): nanoseconds
-  kRuntimeFence,     // (ctx)
+  kRuntimeLoad,           // (ctx, u64* addresses, u32 mask, u32 bytes, void* out, u32 acquire)
+  kRuntimeStore,          // (ctx, u64* addresses, u32 mask, u32 bytes, void* in, u32 release)
+  kRuntimeAtomic,         // (ctx, u32 code, u64* addresses, u32 mask, void* a, void* b, void* out)
+  kRuntimePrintf,         // (ctx, u64* formats, u64* arguments, u32 mask, u32* results)
+  kRuntimeAssert,  // noreturn (ctx, u64* message, u64* file, u32* line, u64* function, u32 mask)
+  kRuntimeRound,   // (ctx, u32 code, void* a, void* b, void* c, void* out): 32 lanes
+  kRuntimeClock,   // u64 (ctx)
+  kRuntimeTimer,   // u64 (ctx): nanoseconds
+  kRuntimeFence,   // (ctx)
   kRuntimeFunctionCount,
 };
 
 enum class AtomicOp : uint32_t {
-  kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor, kExchange, kCompareExchange,
+  kAdd,
+  kMin,
+  kMax,
+  kInc,
+  kDec,
+  kAnd,
+  kOr,
+  kXor,
+  kExchange,
+  kCompareExchange,
 };
-enum class AtomicType : uint32_t { kU32, kS32, kU64, kS64, kF32, kF64, kF16x2, kBF16x2, kF16, kBF16, kU16 };
+enum class AtomicType : uint32_t {
+  kU32,
+  kS32,
+  kU64,
+  kS64,
+  kF32,
+  kF64,
+  kF16x2,
+  kBF16x2,
+  kF16,
+  kBF16,
+  kU16
+};
 // code = op | type << 8 | (shared by one block only) << 16
 inline constexpr uint32_t kAtomicBlockPrivate = 1u << 16;
 
 enum class RoundedOp : uint32_t {
-  kAdd, kSub, kMul, kDiv, kSqrt, kFma, kFromS32, kFromU32, kFromS64, kFromU64, kNarrow,
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kSqrt,
+  kFma,
+  kFromS32,
+  kFromU32,
+  kFromS64,
+  kFromU64,
+  kNarrow,
 };
 enum class RoundingMode : uint32_t { kNearest, kZero, kDown, kUp };
 // code = op | mode << 8 | (f64) << 16

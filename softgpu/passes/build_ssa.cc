@@ -13,8 +13,8 @@ using Kind = ptx::Operand::Kind;
 
 bool HasResult(const Instruction& i) {
   static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{
-      "st", "red", "membar", "fence", "trap", "brkpt", "nanosleep", "prefetch", "prefetchu", "cp",
-      "griddepcontrol", "pmevent", "exit", "ret", "bra"};
+      "st",        "red", "membar",         "fence",   "trap", "brkpt", "nanosleep", "prefetch",
+      "prefetchu", "cp",  "griddepcontrol", "pmevent", "exit", "ret",   "bra"};
   if (i.opcode == "bar" || i.opcode == "barrier") return i.Has("red");
   return !kNone->contains(i.opcode);
 }
@@ -22,7 +22,9 @@ bool HasResult(const Instruction& i) {
 // Carry in and out are uses and results of a register that no operand names; the emitter finds
 // its number in these.
 bool WritesCarry(const Instruction& i) { return i.Has("cc"); }
-bool ReadsCarry(const Instruction& i) { return i.opcode == "addc" || i.opcode == "subc" || i.opcode == "madc"; }
+bool ReadsCarry(const Instruction& i) {
+  return i.opcode == "addc" || i.opcode == "subc" || i.opcode == "madc";
+}
 
 void VisitRegisters(Operand* operand, const std::function<void(int*)>& visit) {
   if (operand->kind == Kind::kRegister) visit(&operand->index);
@@ -44,7 +46,8 @@ class Builder {
     PlacePhis();
     stacks_.assign(registers, {});
     children_.resize(blocks);
-    for (size_t b = 1; b < blocks; ++b) children_[flow_.dominator[b]].push_back(static_cast<int>(b));
+    for (size_t b = 1; b < blocks; ++b)
+      children_[flow_.dominator[b]].push_back(static_cast<int>(b));
     Rename();
     return std::move(ssa_);
   }
@@ -52,8 +55,12 @@ class Builder {
  private:
   // Sets of registers are bit sets: kernels have up to tens of thousands of them.
   using Set = std::vector<uint64_t>;
-  static bool Contains(const Set& set, int r) { return (set[static_cast<size_t>(r) / 64] >> (r % 64) & 1) != 0; }
-  static void Insert(Set* set, int r) { (*set)[static_cast<size_t>(r) / 64] |= uint64_t{1} << (r % 64); }
+  static bool Contains(const Set& set, int r) {
+    return (set[static_cast<size_t>(r) / 64] >> (r % 64) & 1) != 0;
+  }
+  static void Insert(Set* set, int r) {
+    (*set)[static_cast<size_t>(r) / 64] |= uint64_t{1} << (r % 64);
+  }
 
   void FindLiveness() {
     const size_t blocks = kernel_.blocks.size();
@@ -98,7 +105,8 @@ class Builder {
       if (flow_.predecessors[b].size() < 2) continue;
       for (int p : flow_.predecessors[b]) {
         while (p != flow_.dominator[b] && p >= 0) {
-          if (std::find(frontier[p].begin(), frontier[p].end(), static_cast<int>(b)) == frontier[p].end()) {
+          if (std::find(frontier[p].begin(), frontier[p].end(), static_cast<int>(b)) ==
+              frontier[p].end()) {
             frontier[p].push_back(static_cast<int>(b));
           }
           p = flow_.dominator[p];
@@ -209,7 +217,8 @@ class Builder {
 
 }  // namespace
 
-void ForEachResult(Instruction* i, const FlatKernel& kernel, const std::function<void(int*)>& visit) {
+void ForEachResult(Instruction* i, const FlatKernel& kernel,
+                   const std::function<void(int*)>& visit) {
   if (HasResult(*i) && i->operands.size() > ResultOperand(*i)) {
     VisitRegisters(&i->operands[ResultOperand(*i)], visit);
   }

@@ -30,7 +30,9 @@ struct Ssa {
 Ssa BuildSsa(FlatKernel* kernel, const ControlFlow& flow);
 
 // Registers that an instruction writes and reads.
-void ForEachResult(ptx::Instruction* instruction, const FlatKernel& kernel, const std::function<void(int*)>& visit);
-void ForEachUse(ptx::Instruction* instruction, const FlatKernel& kernel, const std::function<void(int*)>& visit);
+void ForEachResult(ptx::Instruction* instruction, const FlatKernel& kernel,
+                   const std::function<void(int*)>& visit);
+void ForEachUse(ptx::Instruction* instruction, const FlatKernel& kernel,
+                const std::function<void(int*)>& visit);
 
 }  // namespace fargpu::softgpu

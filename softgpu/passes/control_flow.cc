@@ -43,7 +43,8 @@ std::vector<int> ReversePostorder(const FlatKernel& kernel) {
 }
 
 // Immediate dominators by iteration over the reverse postorder.
-std::vector<int> Dominators(const FlatKernel& kernel, const std::vector<std::vector<int>>& predecessors) {
+std::vector<int> Dominators(const FlatKernel& kernel,
+                            const std::vector<std::vector<int>>& predecessors) {
   const std::vector<int> order = ReversePostorder(kernel);
   std::vector<int> position(kernel.blocks.size(), -1);
   for (size_t i = 0; i < order.size(); ++i) position[order[i]] = static_cast<int>(i);
@@ -88,7 +89,8 @@ void Redirect(BasicBlock* block, int from, int to) {
 }
 
 // The blocks from which `latch` is reached without passing `header`.
-std::vector<bool> LoopBody(int header, int latch, const std::vector<std::vector<int>>& predecessors) {
+std::vector<bool> LoopBody(int header, int latch,
+                           const std::vector<std::vector<int>>& predecessors) {
   std::vector<bool> body(predecessors.size(), false);
   body[header] = true;
   std::vector<int> work = {latch};

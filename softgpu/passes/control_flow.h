@@ -8,17 +8,17 @@ namespace fargpu::softgpu {
 
 struct Loop {
   int header = -1;
-  int latch = -1;   // the one block with an edge back to the header
-  int parent = -1;  // the loop around it
+  int latch = -1;              // the one block with an edge back to the header
+  int parent = -1;             // the loop around it
   std::vector<bool> contains;  // by block
 };
 
 // The shape of a kernel's control flow.
 struct ControlFlow {
   std::vector<std::vector<int>> predecessors;
-  std::vector<int> dominator;       // immediate; -1 for the entry
+  std::vector<int> dominator;  // immediate; -1 for the entry
   std::vector<Loop> loops;
-  std::vector<int> loop_of;         // innermost; -1 outside of loops
+  std::vector<int> loop_of;  // innermost; -1 outside of loops
   // postdominators[b][c]: every way from b to the end passes c.
   std::vector<std::vector<bool>> postdominators;
 

@@ -57,7 +57,7 @@ struct FlatKernel {
   int frame_register = -1;
   std::vector<int> param_registers;
   uint64_t frame_bytes = 0;  // where the frame of a callee starts
-  int carry_register = -1;  // the condition code that add.cc and the like write
+  int carry_register = -1;   // the condition code that add.cc and the like write
 };
 
 }  // namespace fargpu::softgpu

@@ -1,14 +1,14 @@
 #include "softgpu/passes/flatten_kernel.h"
 
-#include <cuda.h>
-
 #include <algorithm>
+#include <cuda.h>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+
 #include "common/cuda_error.h"
 #include "common/status_macros.h"
 
@@ -98,7 +98,8 @@ class Flattener {
                          absl::StrCat("kernel ", kernel_.name, ": parameters in registers"));
       }
       kernel_.param_registers.push_back(NewRegister(u64));
-      frame.variables.push_back({Place::kCallerMemory, static_cast<uint64_t>(kernel_.param_registers.back())});
+      frame.variables.push_back(
+          {Place::kCallerMemory, static_cast<uint64_t>(kernel_.param_registers.back())});
     }
     stack_.push_back(&function);
     RETURN_IF_ERROR(Inline(function, ref.module, std::move(frame), 0, 0));
@@ -133,7 +134,15 @@ class Flattener {
  private:
   // Where a variable of a function (instance) lives.
   struct Place {
-    enum Kind { kShared, kDynamicShared, kLocal, kKernelParam, kParam, kRegister, kCallerMemory } kind;
+    enum Kind {
+      kShared,
+      kDynamicShared,
+      kLocal,
+      kKernelParam,
+      kParam,
+      kRegister,
+      kCallerMemory
+    } kind;
     uint64_t offset;  // or the id of a parameter (kParam), or a register
   };
   struct Frame {
@@ -243,7 +252,8 @@ class Flattener {
     if (in_function && source.Has("param") && (source.opcode == "ld" || source.opcode == "st")) {
       // Through a register, a device function's own parameter is meant; it lives in local memory.
       for (Operand& operand : instruction.operands) {
-        const bool through_register = operand.kind == Kind::kAddress &&
+        const bool through_register =
+            operand.kind == Kind::kAddress &&
             (operand.parts[0].kind == Kind::kRegister ||
              (operand.parts[0].kind == Kind::kVariable &&
               frame.variables[operand.parts[0].index].kind == Place::kCallerMemory));
@@ -291,7 +301,8 @@ class Flattener {
             break;
           case Place::kKernelParam:
             operand->index = -1;
-            operand->offset = static_cast<int64_t>(static_cast<uint64_t>(operand->offset) + place.offset);
+            operand->offset =
+                static_cast<int64_t>(static_cast<uint64_t>(operand->offset) + place.offset);
             break;
           case Place::kParam:
             operand->index = static_cast<int>(place.offset);
@@ -352,7 +363,8 @@ class Flattener {
     if (at < source.operands.size() && source.operands[at].kind == Kind::kList) {
       returns = &source.operands[at++];
     }
-    if (at >= source.operands.size()) return Error(CUDA_ERROR_INVALID_PTX, source, "call of nothing");
+    if (at >= source.operands.size())
+      return Error(CUDA_ERROR_INVALID_PTX, source, "call of nothing");
     const Operand& callee = source.operands[at++];
     const Operand* args = nullptr;
     if (at < source.operands.size() && source.operands[at].kind == Kind::kList) {
@@ -360,7 +372,8 @@ class Flattener {
     }
     const bool indirect = callee.kind != Kind::kSymbol;
     if (indirect && callee.kind != Kind::kRegister) {
-      return Error(CUDA_ERROR_INVALID_PTX, source, "the callee is neither a function nor a register");
+      return Error(CUDA_ERROR_INVALID_PTX, source,
+                   "the callee is neither a function nor a register");
     }
     const auto list = [](const Operand* o) {
       return o == nullptr ? std::vector<Operand>{} : o->parts;
@@ -381,9 +394,9 @@ class Flattener {
       body_.push_back(std::move(jump));
     }
     const SymbolRef ref = indirect ? SymbolRef{} : program_.Resolve(frame.module, callee.name);
-    const bool recursive =
-        ref.kind == SymbolRef::Kind::kFunction &&
-        (depth >= kMaxDepth || std::count(stack_.begin(), stack_.end(), &program_.FunctionOf(ref)) > 0);
+    const bool recursive = ref.kind == SymbolRef::Kind::kFunction &&
+                           (depth >= kMaxDepth || std::count(stack_.begin(), stack_.end(),
+                                                             &program_.FunctionOf(ref)) > 0);
     if (indirect || recursive) {
       Instruction call;
       call.opcode = "call";
@@ -393,7 +406,8 @@ class Flattener {
         call.operands.push_back(RegisterOperand(callee.index + frame.register_base));
         for (const int id : program_.AddressTakenFunctions()) {
           const Function& f = program_.FunctionOf(program_.FunctionRef(id));
-          if (f.params.size() == arguments && f.returns.size() == returned.size()) needed_functions_.insert(id);
+          if (f.params.size() == arguments && f.returns.size() == returned.size())
+            needed_functions_.insert(id);
         }
       } else {
         Operand address;
@@ -404,7 +418,8 @@ class Flattener {
       }
       for (const Operand& operand : actual) {
         if (operand.kind != Kind::kVariable || operand.index < 0) {
-          return Error(CUDA_ERROR_NOT_SUPPORTED, source, "an argument that is not a .param variable");
+          return Error(CUDA_ERROR_NOT_SUPPORTED, source,
+                       "an argument that is not a .param variable");
         }
         params_[operand.index].in_memory = true;
         call.operands.push_back(operand);
@@ -497,7 +512,8 @@ class Flattener {
     const auto param_access = [](const Instruction& i, Operand** address) {
       if ((i.opcode != "ld" && i.opcode != "st") || !i.Has("param")) return false;
       for (const Operand& o : i.operands) {
-        if (o.kind == Kind::kAddress && o.parts[0].kind == Kind::kVariable && o.parts[0].index >= 0) {
+        if (o.kind == Kind::kAddress && o.parts[0].kind == Kind::kVariable &&
+            o.parts[0].index >= 0) {
           *address = const_cast<Operand*>(&o);
           return true;
         }
@@ -511,7 +527,8 @@ class Flattener {
     for (const Instruction& i : body_) {
       if (param_access(i, &address)) {
         const size_t place = i.opcode == "ld" ? 1 : 0;
-        if (i.operands.size() != 2 || i.operands[place].kind != Kind::kAddress || i.type().bits < 8) {
+        if (i.operands.size() != 2 || i.operands[place].kind != Kind::kAddress ||
+            i.type().bits < 8) {
           return Error(CUDA_ERROR_INVALID_PTX, i, "needs a type, a value and an address");
         }
         const Operand& value = i.operands[1 - place];
@@ -572,7 +589,8 @@ class Flattener {
         const bool load = i.opcode == "ld";
         const Operand& value = i.operands[load ? 0 : 1];
         for (uint32_t k = 0; k < lanes_of(i); ++k) {
-          const auto& slot = param.slots[static_cast<uint64_t>(address->offset) + k * i.type().bits / 8];
+          const auto& slot =
+              param.slots[static_cast<uint64_t>(address->offset) + k * i.type().bits / 8];
           const Operand& element = value.kind == Kind::kVector ? value.parts[k] : value;
           const Operand reg = RegisterOperand(slot.second);
           if (load) {
@@ -589,7 +607,8 @@ class Flattener {
       for (Operand& o : i.operands) {
         if (o.kind != Kind::kVariable || o.index < 0) continue;
         Param& param = params_[o.index];
-        if (i.opcode == "call" && !i.Has("real")) {  // arguments of runtime functions are single values
+        if (i.opcode == "call" &&
+            !i.Has("real")) {  // arguments of runtime functions are single values
           const auto slot = param.slots.find(0);
           if (slot == param.slots.end()) {
             o = Operand{};
@@ -613,8 +632,9 @@ class Flattener {
 
   static bool IsRealCall(const Instruction& i) { return i.opcode == "call" && i.Has("real"); }
   static bool Waits(const Instruction& i) {
-    return i.opcode == "bar" || i.opcode == "barrier" || IsRealCall(i) || i.opcode == "shfl" || i.opcode == "vote" ||
-           i.opcode == "match" || i.opcode == "redux" || i.opcode == "nanosleep";
+    return i.opcode == "bar" || i.opcode == "barrier" || IsRealCall(i) || i.opcode == "shfl" ||
+           i.opcode == "vote" || i.opcode == "match" || i.opcode == "redux" ||
+           i.opcode == "nanosleep";
   }
   static bool IsBlockBarrier(const Instruction& i) {
     return (i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier";
@@ -629,11 +649,13 @@ class Flattener {
     }
     for (int i = 0; i < count; ++i) {
       const Instruction& instruction = body_[i];
-      if (instruction.opcode == "bra" || instruction.opcode == "ret" || instruction.opcode == "exit") {
+      if (instruction.opcode == "bra" || instruction.opcode == "ret" ||
+          instruction.opcode == "exit") {
         starts[i + 1] = true;
       } else if (Waits(instruction)) {
         starts[i] = true;
-        if (instruction.guard >= 0 || IsBlockBarrier(instruction) || IsRealCall(instruction)) starts[i + 1] = true;
+        if (instruction.guard >= 0 || IsBlockBarrier(instruction) || IsRealCall(instruction))
+          starts[i + 1] = true;
       }
     }
     std::vector<int> block_of(count + 1, -1);
@@ -663,7 +685,9 @@ class Flattener {
         Instruction& instruction = body_[i++];
         const bool leaves = instruction.opcode == "ret" || instruction.opcode == "exit";
         if (instruction.opcode == "bra" || leaves) {
-          end_state.target = instruction.opcode == "exit" ? exit : leaves ? back : start_of(labels_[instruction.operands[0].index]);
+          end_state.target = instruction.opcode == "exit" ? exit
+                             : leaves                     ? back
+                                      : start_of(labels_[instruction.operands[0].index]);
           if (instruction.guard >= 0) {
             end_state.end = BasicBlock::End::kBranch;
             end_state.predicate = instruction.guard;
@@ -751,8 +775,8 @@ class Flattener {
 
 absl::Status KernelError(CUresult code, absl::string_view kernel, const Instruction& at,
                          absl::string_view what) {
-  return CudaError(code, absl::StrCat("kernel ", kernel, ", line ", at.location.line, ", '", at.Name(),
-                                      "': ", what));
+  return CudaError(code, absl::StrCat("kernel ", kernel, ", line ", at.location.line, ", '",
+                                      at.Name(), "': ", what));
 }
 
 absl::StatusOr<FlatKernel> FlattenKernel(const LinkedProgram& program, size_t kernel) {

@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+
 #include "softgpu/passes/flat_kernel.h"
 #include "softgpu/passes/link_modules.h"
 

@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+
 #include "common/status_macros.h"
 
 namespace fargpu::softgpu {
@@ -67,9 +68,9 @@ absl::Status LinkedProgram::Define(int module, absl::string_view name, bool visi
   const auto [it, added] = global_.try_emplace(std::string(name), Definition{ref, weak});
   if (added) return absl::OkStatus();
   if (!weak && !it->second.weak) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", name, "' is defined in module ", it->second.ref.module + 1, " and in module ",
-                     module + 1));
+    return absl::InvalidArgumentError(absl::StrCat("'", name, "' is defined in module ",
+                                                   it->second.ref.module + 1, " and in module ",
+                                                   module + 1));
   }
   if (it->second.weak && !weak) it->second = {ref, weak};
   return absl::OkStatus();
@@ -148,14 +149,15 @@ absl::Status LinkedProgram::Build() {
       uint64_t param_bytes = 0;
       for (const Variable& param : f.params) PlaceVariable(&param_bytes, param);
       if (param_bytes > kMaxParamBytes) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("line ", f.location.line, ", column ", f.location.column, ": kernel ", f.name,
-                         " has ", param_bytes, " bytes of parameters, limit ", kMaxParamBytes));
+        return absl::InvalidArgumentError(absl::StrCat(
+            "line ", f.location.line, ", column ", f.location.column, ": kernel ", f.name, " has ",
+            param_bytes, " bytes of parameters, limit ", kMaxParamBytes));
       }
       KernelInfo info = MakeKernelInfo(module, f);
       const MemoryNeeds needs = Needs(f, m);
       info.local_bytes = static_cast<uint32_t>(std::min<uint64_t>(needs.local_bytes, UINT32_MAX));
-      info.static_shared_bytes = static_cast<uint32_t>(std::min<uint64_t>(needs.shared_bytes, UINT32_MAX));
+      info.static_shared_bytes =
+          static_cast<uint32_t>(std::min<uint64_t>(needs.shared_bytes, UINT32_MAX));
       info.const_bytes = static_cast<uint32_t>(const_bytes);
       kernels_.push_back(std::move(info));
       kernel_refs_.push_back(ref);
@@ -245,9 +247,8 @@ MemoryNeeds LinkedProgram::Needs(const Function& function, int module) {
                 PlaceVariable(&needs->shared_bytes, v);
               }
             } else if (ref.kind == SymbolRef::Kind::kFunction && instruction.opcode == "call") {
-              deepest = std::max(
-                  deepest,
-                  Visit(program->modules_[ref.module]->functions[ref.index], ref.module, depth + 1));
+              deepest = std::max(deepest, Visit(program->modules_[ref.module]->functions[ref.index],
+                                                ref.module, depth + 1));
             }
           });
         }

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+
 #include "softgpu/compiler.h"
 #include "softgpu/ptx/ast.h"
 
@@ -74,7 +75,7 @@ class LinkedProgram {
     SymbolRef ref;
     bool weak = false;
   };
-  absl::flat_hash_map<std::string, Definition> global_;               // visible everywhere
+  absl::flat_hash_map<std::string, Definition> global_;                   // visible everywhere
   std::vector<absl::flat_hash_map<absl::string_view, SymbolRef>> local_;  // by module
 };
 

@@ -91,14 +91,17 @@ class Tracker {
     return true;
   }
 
-  bool UniformEnd(int b) const { return !divergent_[b] || kernel_.blocks[b].Successors().size() < 2; }
+  bool UniformEnd(int b) const {
+    return !divergent_[b] || kernel_.blocks[b].Successors().size() < 2;
+  }
 
   void FindClasses() {
     const size_t n = kernel_.blocks.size();
     // Loops whose lanes stay together, until the opposite is found.
     std::vector<bool> together(flow_.loops.size(), true);
     std::vector<int> loop_at(n, -1);  // by header
-    for (size_t l = 0; l < flow_.loops.size(); ++l) loop_at[flow_.loops[l].header] = static_cast<int>(l);
+    for (size_t l = 0; l < flow_.loops.size(); ++l)
+      loop_at[flow_.loops[l].header] = static_cast<int>(l);
     std::vector<int> rejoins(n, -1);
     for (size_t b = 1; b < n; ++b) {
       const int d = flow_.dominator[b];
@@ -109,7 +112,8 @@ class Tracker {
       changed = false;
       classes.assign(n, -1);
       classes[0] = 0;
-      for (size_t b = 1; b < n; ++b) classes[b] = ClassOf(static_cast<int>(b), loop_at, rejoins, together);
+      for (size_t b = 1; b < n; ++b)
+        classes[b] = ClassOf(static_cast<int>(b), loop_at, rejoins, together);
       for (size_t l = 0; l < flow_.loops.size(); ++l) {
         if (!together[l]) continue;
         const Loop& loop = flow_.loops[l];
@@ -117,7 +121,9 @@ class Tracker {
         for (size_t b = 0; b < n && stays; ++b) {
           if (!loop.contains[b]) continue;
           for (const int s : kernel_.blocks[b].Successors()) {
-            if (!loop.contains[s] && (!UniformEnd(static_cast<int>(b)) || classes[b] != classes[loop.header])) stays = false;
+            if (!loop.contains[s] &&
+                (!UniformEnd(static_cast<int>(b)) || classes[b] != classes[loop.header]))
+              stays = false;
           }
         }
         if (!stays) {
@@ -128,7 +134,8 @@ class Tracker {
     }
   }
 
-  int ClassOf(int b, const std::vector<int>& loop_at, const std::vector<int>& rejoins, const std::vector<bool>& together) const {
+  int ClassOf(int b, const std::vector<int>& loop_at, const std::vector<int>& rejoins,
+              const std::vector<bool>& together) const {
     const std::vector<int>& classes = masks_.mask_class;
     if (rejoins[b] >= 0) return classes[rejoins[b]];
     const int loop = loop_at[b];
@@ -159,7 +166,8 @@ bool LaneMasks::MayBeParked(int running, int block) const {
   return std::binary_search(parked[running].begin(), parked[running].end(), block);
 }
 
-std::vector<int> NextCandidates(const std::vector<int>& parked, const std::vector<int>& added, int certain) {
+std::vector<int> NextCandidates(const std::vector<int>& parked, const std::vector<int>& added,
+                                int certain) {
   std::set<int> waiting(parked.begin(), parked.end());
   waiting.insert(added.begin(), added.end());
   std::vector<int> result;
@@ -170,7 +178,8 @@ std::vector<int> NextCandidates(const std::vector<int>& parked, const std::vecto
   return result;
 }
 
-LaneMasks TrackLaneMasks(const FlatKernel& kernel, const ControlFlow& flow, const std::vector<bool>& divergent) {
+LaneMasks TrackLaneMasks(const FlatKernel& kernel, const ControlFlow& flow,
+                         const std::vector<bool>& divergent) {
   return Tracker(kernel, flow, divergent).Run();
 }
 

@@ -21,9 +21,11 @@ struct LaneMasks {
 // Blocks to look at, in order, when `from` has ended, until one that surely has lanes waiting.
 // `added` are the successors that were just given lanes; `certain` is the highest of them that has
 // some for sure (with a uniform branch the one that was taken).
-std::vector<int> NextCandidates(const std::vector<int>& parked, const std::vector<int>& added, int certain);
+std::vector<int> NextCandidates(const std::vector<int>& parked, const std::vector<int>& added,
+                                int certain);
 
 // `divergent`: blocks that end in a branch on a predicate that differs between lanes.
-LaneMasks TrackLaneMasks(const FlatKernel& kernel, const ControlFlow& flow, const std::vector<bool>& divergent);
+LaneMasks TrackLaneMasks(const FlatKernel& kernel, const ControlFlow& flow,
+                         const std::vector<bool>& divergent);
 
 }  // namespace fargpu::softgpu

@@ -64,7 +64,7 @@ struct Instruction {
   int guard = -1;                            // register of @p
   bool guard_negated = false;
   std::vector<Operand> operands;
-  int carry_in = -1;   // registers of the condition code, once there are several
+  int carry_in = -1;  // registers of the condition code, once there are several
   int carry_out = -1;
 
   bool Has(absl::string_view modifier) const {
@@ -108,8 +108,8 @@ struct Variable {
   bool is_visible = false;  // .visible, .weak or .common: other modules may see it
   bool is_weak = false;
   bool is_managed = false;
-  bool unsized = false;     // name[] without initialiser
-  bool is_register = false; // parameter of a .func declared as .reg; `index` is its register
+  bool unsized = false;      // name[] without initialiser
+  bool is_register = false;  // parameter of a .func declared as .reg; `index` is its register
   int index = -1;
   Initializer initializer;
 };
@@ -123,7 +123,7 @@ struct Function {
   bool is_weak = false;
   bool has_body = false;
   std::vector<Variable> returns;
-  std::vector<Variable> params;   // variables[i] for i < params.size(), then the returns
+  std::vector<Variable> params;  // variables[i] for i < params.size(), then the returns
   std::vector<Register> registers;
   std::vector<Variable> variables;
   std::vector<Instruction> body;
@@ -132,7 +132,7 @@ struct Function {
     int position = -1;  // index into body
   };
   std::vector<Label> labels;
-  uint32_t max_threads[3] = {0, 0, 0};   // .maxntid
+  uint32_t max_threads[3] = {0, 0, 0};  // .maxntid
 };
 
 struct Module {

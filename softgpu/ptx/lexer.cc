@@ -9,7 +9,9 @@
 namespace fargpu::softgpu::ptx {
 namespace {
 
-bool IsIdentifierStart(char c) { return absl::ascii_isalpha(c) || c == '_' || c == '$' || c == '%'; }
+bool IsIdentifierStart(char c) {
+  return absl::ascii_isalpha(c) || c == '_' || c == '$' || c == '%';
+}
 bool IsIdentifierPart(char c) { return absl::ascii_isalnum(c) || c == '_' || c == '$'; }
 
 }  // namespace
@@ -60,8 +62,7 @@ Token Lexer::Number(Token token) {
     const bool single = absl::ascii_tolower(Peek(1)) == 'f';
     position_ += 2;
     const absl::string_view text = digits(hex);
-    if (text.size() != (single ? 8u : 16u) ||
-        !absl::SimpleHexAtoi(text, &token.value)) {
+    if (text.size() != (single ? 8u : 16u) || !absl::SimpleHexAtoi(text, &token.value)) {
       return fail("malformed floating point constant");
     }
     token.kind = single ? TokenKind::kSingle : TokenKind::kDouble;

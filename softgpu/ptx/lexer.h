@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
+
 #include "softgpu/ptx/ast.h"
 
 namespace fargpu::softgpu::ptx {

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+
 #include "common/status_macros.h"
 #include "softgpu/ptx/lexer.h"
 
@@ -70,7 +71,8 @@ class Parser {
   }
   absl::Status Expected(absl::string_view what) const {
     const absl::string_view dot = token_.kind == TokenKind::kDot ? "." : "";
-    if (token_.kind == TokenKind::kEnd) return Error(absl::StrCat("expected ", what, ", not the end of the text"));
+    if (token_.kind == TokenKind::kEnd)
+      return Error(absl::StrCat("expected ", what, ", not the end of the text"));
     if (token_.text.empty()) return Error(absl::StrCat("expected ", what));
     return Error(absl::StrCat("expected ", what, ", not '", dot, token_.text, "'"));
   }
@@ -305,7 +307,7 @@ class Parser {
     if (position + element > kMaxInitializerBytes) return Error("initialiser is too large");
     init.bytes.resize(position + element, 0);
     const bool negative = Accept('-');
-    if (token_.kind == TokenKind::kIdentifier ) {
+    if (token_.kind == TokenKind::kIdentifier) {
       Initializer::Address address;
       address.position = position;
       address.bytes = static_cast<uint8_t>(element);
@@ -350,7 +352,10 @@ class Parser {
         const double value = static_cast<double>(static_cast<int64_t>(bits));
         const float narrow = static_cast<float>(value);
         bits = 0;
-        if (type.bits == 64) std::memcpy(&bits, &value, 8); else std::memcpy(&bits, &narrow, 4);
+        if (type.bits == 64)
+          std::memcpy(&bits, &value, 8);
+        else
+          std::memcpy(&bits, &narrow, 4);
       }
     } else if (token_.kind == TokenKind::kSingle || token_.kind == TokenKind::kDouble) {
       const bool single = token_.kind == TokenKind::kSingle;
@@ -384,7 +389,8 @@ class Parser {
       Take();
       if (Accept('-')) negative = !negative;  // [%r+-8]
       ASSIGN_OR_RETURN(const uint64_t value, Integer("an offset"));
-      *offset = static_cast<int64_t>(static_cast<uint64_t>(*offset) + (negative ? 0 - value : value));
+      *offset =
+          static_cast<int64_t>(static_cast<uint64_t>(*offset) + (negative ? 0 - value : value));
     }
     return absl::OkStatus();
   }
@@ -422,8 +428,8 @@ class Parser {
     RETURN_IF_ERROR(Block(0));
     for (const Function::Label& label : f.labels) {
       if (label.position < 0) {
-        return ErrorAt(f.location, absl::StrCat("label ", label.name, " is used but not defined in ",
-                                                f.name));
+        return ErrorAt(f.location,
+                       absl::StrCat("label ", label.name, " is used but not defined in ", f.name));
       }
     }
     return absl::OkStatus();
@@ -484,7 +490,8 @@ class Parser {
 
   bool Lookup(absl::string_view name, Scope::Entry* entry) const {
     size_t digits = name.size();
-    while (digits > 0 && absl::ascii_isdigit(static_cast<unsigned char>(name[digits - 1]))) --digits;
+    while (digits > 0 && absl::ascii_isdigit(static_cast<unsigned char>(name[digits - 1])))
+      --digits;
     const absl::string_view prefix = name.substr(0, digits);
     uint64_t number = 0;
     const bool numbered = digits < name.size() && name.size() - digits < 10 &&
@@ -505,7 +512,8 @@ class Parser {
   }
 
   int LabelId(absl::string_view name) {
-    const auto [it, added] = label_ids_.try_emplace(name, static_cast<int>(function_->labels.size()));
+    const auto [it, added] =
+        label_ids_.try_emplace(name, static_cast<int>(function_->labels.size()));
     if (added) function_->labels.push_back({name, -1});
     return it->second;
   }
@@ -608,7 +616,8 @@ class Parser {
       }
       Function::Label& label = function_->labels[LabelId(instruction.opcode)];
       if (label.position >= 0) {
-        return ErrorAt(instruction.location, absl::StrCat("label ", label.name, " is defined twice"));
+        return ErrorAt(instruction.location,
+                       absl::StrCat("label ", label.name, " is defined twice"));
       }
       label.position = static_cast<int>(function_->body.size());
       return absl::OkStatus();
@@ -626,7 +635,8 @@ class Parser {
       if (!Accept(',')) break;
     }
     if (instruction.opcode == "bra") {
-      if (instruction.operands.size() != 1 || instruction.operands[0].kind != Operand::Kind::kSymbol) {
+      if (instruction.operands.size() != 1 ||
+          instruction.operands[0].kind != Operand::Kind::kSymbol) {
         return ErrorAt(instruction.location, "bra needs one label");
       }
       Operand& target = instruction.operands[0];
@@ -677,11 +687,11 @@ class Parser {
     } else if (token_.kind == TokenKind::kDouble) {
       out->kind = Operand::Kind::kImmediate;
       out->is_float = true;
-      out->bits = negative ? token_.value ^ uint64_t{1} << 63 : token_.value;
+      out->bits = negative ? token_.value ^ uint64_t { 1 } << 63 : token_.value;
       Take();
     } else if (token_.kind == TokenKind::kSingle) {
       out->kind = Operand::Kind::kSingle;
-      out->bits = negative ? token_.value ^ uint64_t{1} << 31 : token_.value;
+      out->bits = negative ? token_.value ^ uint64_t { 1 } << 31 : token_.value;
       Take();
     } else if (token_.kind == TokenKind::kIdentifier && !negative) {
       RETURN_IF_ERROR(NamedOperand(out));
@@ -749,19 +759,32 @@ bool ParseType(absl::string_view name, Type* type) {
     Type type;
   };
   static constexpr Row kTypes[] = {
-      {"b8", {Type::kBits, 1, 8}},         {"b16", {Type::kBits, 1, 16}},
-      {"b32", {Type::kBits, 1, 32}},       {"b64", {Type::kBits, 1, 64}},
-      {"b128", {Type::kBits, 1, 128}},     {"u8", {Type::kUnsigned, 1, 8}},
-      {"u16", {Type::kUnsigned, 1, 16}},   {"u32", {Type::kUnsigned, 1, 32}},
-      {"u64", {Type::kUnsigned, 1, 64}},   {"s8", {Type::kSigned, 1, 8}},
-      {"s16", {Type::kSigned, 1, 16}},     {"s32", {Type::kSigned, 1, 32}},
-      {"s64", {Type::kSigned, 1, 64}},     {"u16x2", {Type::kUnsigned, 2, 32}},
-      {"s16x2", {Type::kSigned, 2, 32}},   {"f16", {Type::kFloat, 1, 16}},
-      {"f16x2", {Type::kFloat, 2, 32}},    {"f32", {Type::kFloat, 1, 32}},
-      {"f32x2", {Type::kFloat, 2, 64}},    {"f64", {Type::kFloat, 1, 64}},
-      {"bf16", {Type::kBFloat, 1, 16}},    {"bf16x2", {Type::kBFloat, 2, 32}},
-      {"tf32", {Type::kOtherFloat, 1, 32}}, {"e4m3x2", {Type::kOtherFloat, 2, 16}},
-      {"e5m2x2", {Type::kOtherFloat, 2, 16}}, {"pred", {Type::kPred, 1, 1}},
+      {"b8", {Type::kBits, 1, 8}},
+      {"b16", {Type::kBits, 1, 16}},
+      {"b32", {Type::kBits, 1, 32}},
+      {"b64", {Type::kBits, 1, 64}},
+      {"b128", {Type::kBits, 1, 128}},
+      {"u8", {Type::kUnsigned, 1, 8}},
+      {"u16", {Type::kUnsigned, 1, 16}},
+      {"u32", {Type::kUnsigned, 1, 32}},
+      {"u64", {Type::kUnsigned, 1, 64}},
+      {"s8", {Type::kSigned, 1, 8}},
+      {"s16", {Type::kSigned, 1, 16}},
+      {"s32", {Type::kSigned, 1, 32}},
+      {"s64", {Type::kSigned, 1, 64}},
+      {"u16x2", {Type::kUnsigned, 2, 32}},
+      {"s16x2", {Type::kSigned, 2, 32}},
+      {"f16", {Type::kFloat, 1, 16}},
+      {"f16x2", {Type::kFloat, 2, 32}},
+      {"f32", {Type::kFloat, 1, 32}},
+      {"f32x2", {Type::kFloat, 2, 64}},
+      {"f64", {Type::kFloat, 1, 64}},
+      {"bf16", {Type::kBFloat, 1, 16}},
+      {"bf16x2", {Type::kBFloat, 2, 32}},
+      {"tf32", {Type::kOtherFloat, 1, 32}},
+      {"e4m3x2", {Type::kOtherFloat, 2, 16}},
+      {"e5m2x2", {Type::kOtherFloat, 2, 16}},
+      {"pred", {Type::kPred, 1, 1}},
   };
   for (const Row& row : kTypes) {
     if (row.name == name) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+
 #include "softgpu/ptx/ast.h"
 
 namespace fargpu::softgpu::ptx {

@@ -1,7 +1,8 @@
 #include "softgpu/ptx/parser.h"
 
-#include "common/status_matchers.h"
 #include "gtest/gtest.h"
+
+#include "common/status_matchers.h"
 
 namespace fargpu::softgpu::ptx {
 namespace {
@@ -115,7 +116,8 @@ TEST(ParserTest, ReadsInitialisers) {
 }
 
 TEST(ParserTest, KeepsModifiersInAnyOrder) {
-  const auto module = Parse(".func f() { .reg .b32 %r<3>; .reg .pred %p<2>; vote.ballot.sync.b32 %r1, %p1, -1; }");
+  const auto module =
+      Parse(".func f() { .reg .b32 %r<3>; .reg .pred %p<2>; vote.ballot.sync.b32 %r1, %p1, -1; }");
   ASSERT_NE(module, nullptr);
   const Instruction& vote = module->functions[0].body[0];
   EXPECT_TRUE(vote.Has("sync"));
@@ -124,20 +126,28 @@ TEST(ParserTest, KeepsModifiersInAnyOrder) {
 }
 
 TEST(ParserTest, ErrorsNameLineAndColumn) {
-  EXPECT_THAT(ParseError(".version 8.0\n.target sm_75\n.address_size 32\n"), StartsWith("line 4, column 1: address size 32"));
-  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  mov.u32 %r1 5;\n}\n"), StartsWith("line 3, column 15: expected ';'"));
-  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  bra nowhere;\n}\n"), HasSubstr("label nowhere is used but not defined"));
-  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\nL:\nL:\n}\n"), StartsWith("line 4, column 1: label L is defined twice"));
-  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  @%p1 ret;\n}\n"), StartsWith("line 3, column 4: %p1 is not a predicate"));
-  EXPECT_THAT(ParseError(".version 8.0\n.global .b8 x[4] = {1,2,3,4,5};"), HasSubstr("has 5 bytes, more than the 4"));
-  EXPECT_THAT(ParseError(".version 8.0\n.global .u32 x = 99999999999999999999999;"), HasSubstr("does not fit in 64 bits"));
+  EXPECT_THAT(ParseError(".version 8.0\n.target sm_75\n.address_size 32\n"),
+              StartsWith("line 4, column 1: address size 32"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  mov.u32 %r1 5;\n}\n"),
+              StartsWith("line 3, column 15: expected ';'"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  bra nowhere;\n}\n"),
+              HasSubstr("label nowhere is used but not defined"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\nL:\nL:\n}\n"),
+              StartsWith("line 4, column 1: label L is defined twice"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  @%p1 ret;\n}\n"),
+              StartsWith("line 3, column 4: %p1 is not a predicate"));
+  EXPECT_THAT(ParseError(".version 8.0\n.global .b8 x[4] = {1,2,3,4,5};"),
+              HasSubstr("has 5 bytes, more than the 4"));
+  EXPECT_THAT(ParseError(".version 8.0\n.global .u32 x = 99999999999999999999999;"),
+              HasSubstr("does not fit in 64 bits"));
   EXPECT_THAT(ParseError("hello"), HasSubstr("expected a directive, not 'hello'"));
   EXPECT_THAT(ParseError(""), HasSubstr("no .version"));
   EXPECT_THAT(ParseError(".version 8.0\n.entry k() {"), HasSubstr("not the end of the text"));
 }
 
 TEST(ParserTest, EveryTruncationIsAnErrorOrAModule) {
-  const std::string text = std::string(kHeader) + R"(.global .align 8 .u64 c[2] = {generic(c), 0f3F800000};
+  const std::string text =
+      std::string(kHeader) + R"(.global .align 8 .u64 c[2] = {generic(c), 0f3F800000};
 .visible .entry k(.param .u64 p) { .reg .b32 %r<3>; /* x */ $L: @%r1 bra $L; call (%r1), f, (p, 1); } // end)";
   for (size_t n = 0; n < text.size(); ++n) {
     ParseModule(text.substr(0, n)).status().IgnoreError();  // must not crash or hang
@@ -145,7 +155,8 @@ TEST(ParserTest, EveryTruncationIsAnErrorOrAModule) {
 }
 
 TEST(ParserTest, DeepNestingIsRefused) {
-  EXPECT_THAT(ParseError(std::string(kHeader) + ".func f() " + std::string(5000, '{')), HasSubstr("nested too deeply"));
+  EXPECT_THAT(ParseError(std::string(kHeader) + ".func f() " + std::string(5000, '{')),
+              HasSubstr("nested too deeply"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+
 #include "softgpu/compiler.h"
 
 namespace fargpu::softgpu {
@@ -64,7 +65,10 @@ class PtxRunner {
       std::vector<char> params(info.param_bytes);
       size_t next = 0;
       [[maybe_unused]] const auto put = [&](const auto& value) {
-        if (next < info.params.size()) std::memcpy(params.data() + info.params[next].offset, &value, info.params[next].size < sizeof value ? info.params[next].size : sizeof value);
+        if (next < info.params.size())
+          std::memcpy(
+              params.data() + info.params[next].offset, &value,
+              info.params[next].size < sizeof value ? info.params[next].size : sizeof value);
         ++next;
       };
       (put(args), ...);
@@ -74,7 +78,9 @@ class PtxRunner {
       config.dynamic_shared_bytes = shared;
       config.cooperative = cooperative;
       config.params = params;
-      config.printf_sink = [this](absl::string_view text) { printed.append(text.data(), text.size()); };
+      config.printf_sink = [this](absl::string_view text) {
+        printed.append(text.data(), text.size());
+      };
       return program->Launch(k, config);
     }
     return absl::NotFoundError("no kernel " + name);

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include "absl/base/thread_annotations.h"
+
 #include "common/mutex.h"
 #include "softgpu/compiler.h"
 
@@ -20,7 +21,8 @@ struct Window {
 Window& TheWindow() {
   static Window* const window = [] {
     auto* w = new Window;
-    void* raw = mmap(nullptr, 2 * kWindowBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* raw = mmap(nullptr, 2 * kWindowBytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) return w;
     MutexLock lock(&w->mutex);
     w->base = (reinterpret_cast<uint64_t>(raw) + kWindowBytes - 1) / kWindowBytes * kWindowBytes;
