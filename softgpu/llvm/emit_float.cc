@@ -185,6 +185,9 @@ absl::Status InstructionEmitter::EmitFloatArithmetic(const Instruction& i) {
   if (op == "mul") code = RoundedOp::kMul;
   if (op == "div") code = RoundedOp::kDiv;
   if (op == "sqrt") code = RoundedOp::kSqrt;
+  if (code == RoundedOp::kFma && !ternary && op != "rcp") {
+    return Malformed(i, "there is no such instruction for floating point");
+  }
   if (op == "rcp") {
     code = RoundedOp::kDiv;
     b = a;
