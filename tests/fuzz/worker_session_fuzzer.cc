@@ -93,34 +93,40 @@ class GuardedDriver final : public FakeDriver {
   }
 
   CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) override {
+    if (bytes == 0) return CUDA_SUCCESS;
     MutexLock lock(&mutex_);
     if (!IsMapped(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
     return FakeDriver::cuMemcpyHtoD_v2(to, from, bytes);
   }
   CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) override {
+    if (bytes == 0) return CUDA_SUCCESS;
     MutexLock lock(&mutex_);
     if (!IsMapped(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
     return FakeDriver::cuMemcpyDtoH_v2(to, from, bytes);
   }
   CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
                                 CUstream stream) override {
+    if (bytes == 0) return CUDA_SUCCESS;
     MutexLock lock(&mutex_);
     if (!IsMapped(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
     return FakeDriver::cuMemcpyHtoDAsync_v2(to, from, bytes, stream);
   }
   CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes,
                                 CUstream stream) override {
+    if (bytes == 0) return CUDA_SUCCESS;
     MutexLock lock(&mutex_);
     if (!IsMapped(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
     return FakeDriver::cuMemcpyDtoHAsync_v2(to, from, bytes, stream);
   }
   CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count,
                            CUstream stream) override {
+    if (count == 0) return CUDA_SUCCESS;
     MutexLock lock(&mutex_);
     if (!IsMapped(to, count)) return CUDA_ERROR_INVALID_VALUE;
     return FakeDriver::cuMemsetD8Async(to, value, count, stream);
   }
   CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) override {
+    if (count == 0) return CUDA_SUCCESS;
     MutexLock lock(&mutex_);
     if (!IsMapped(to, count)) return CUDA_ERROR_INVALID_VALUE;
     return FakeDriver::cuMemsetD8_v2(to, value, count);
