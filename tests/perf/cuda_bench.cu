@@ -1,22 +1,21 @@
 // What a CUDA program sees of its card: the time of calls that wait, launches per second, and the
 // bandwidth of copies. The same binary runs on a driver directly and through FarGPU.
-#include <cuda_runtime.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <cuda_runtime.h>
 #include <string>
 #include <vector>
 
 #include "measure.h"
 
-#define CHECK_CUDA(call)                                                              \
-  do {                                                                                \
-    const cudaError_t check_result = (call);                                          \
-    if (check_result != cudaSuccess) {                                                \
+#define CHECK_CUDA(call)                                                                   \
+  do {                                                                                     \
+    const cudaError_t check_result = (call);                                               \
+    if (check_result != cudaSuccess) {                                                     \
       std::fprintf(stderr, "cuda_bench: %s: %s\n", #call, cudaGetErrorName(check_result)); \
-      std::exit(EXIT_FAILURE);                                                        \
-    }                                                                                 \
+      std::exit(EXIT_FAILURE);                                                             \
+    }                                                                                      \
   } while (0)
 
 namespace {

@@ -19,7 +19,7 @@ constexpr int kRounds = 5;
 
 // Copies are measured at these sizes.
 inline std::vector<size_t> CopySizes() {
-  return {size_t{4} << 10, size_t{64} << 10, size_t{1} << 20,
+  return {size_t{4} << 10,  size_t{64} << 10, size_t{1} << 20,
           size_t{16} << 20, size_t{64} << 20, size_t{256} << 20};
 }
 

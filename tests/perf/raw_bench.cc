@@ -107,7 +107,8 @@ class Peer {
 void PingPong(const char* name, Wait wait) {
   Peer peer([wait](int fd) {
     char message[kMessageBytes];
-    while (ReceiveAll(fd, message, sizeof(message), wait) && SendAll(fd, message, sizeof(message))) {
+    while (ReceiveAll(fd, message, sizeof(message), wait) &&
+           SendAll(fd, message, sizeof(message))) {
     }
   });
   char message[kMessageBytes] = {};
