@@ -37,7 +37,7 @@ struct Process {
   // Held while cuInit connects. Taken before all other locks.
   Mutex init_mutex;
   bool handlers_installed ABSL_GUARDED_BY(init_mutex) = false;
-  std::string last_complaint ABSL_GUARDED_BY(init_mutex);
+  std::string* last_complaint ABSL_GUARDED_BY(init_mutex) = nullptr;  // leaked: see above
 };
 constinit Process process;
 
@@ -156,9 +156,10 @@ CUresult InitProcess(unsigned flags) noexcept {
     const CUresult result = ToCuResult(connected);
     // The runtime tries again at each of its calls; the reason is told once.
     std::string complaint(connected.message());
-    if (complaint != process.last_complaint) {
+    if (process.last_complaint == nullptr) process.last_complaint = new std::string;
+    if (complaint != *process.last_complaint) {
       FARGPU_LOG(kInfo, "cuInit: ", complaint);
-      process.last_complaint = std::move(complaint);
+      *process.last_complaint = std::move(complaint);
     }
     return result;
   } catch (const std::bad_alloc&) {

@@ -404,24 +404,23 @@ absl::StatusOr<Function*> Session::AddFunction(FunctionSet* set, const wire::Fun
   return added;
 }
 
-absl::Status Session::EnsureLoaded(Library* library) {
-  FunctionSet& set = library->functions;
-  if (set.pending != nullptr) {
+absl::Status Session::EnsureLoaded(FunctionSet* set) {
+  if (set->pending != nullptr) {
     calls_.CountRoundTrip();
-    const absl::Status waited = calls_.Wait(set.pending.get());
-    const std::unique_ptr<PendingReply> pending = std::move(set.pending);
+    const absl::Status waited = calls_.Wait(set->pending.get());
+    const std::unique_ptr<PendingReply> pending = std::move(set->pending);
     if (!waited.ok()) {
-      set.load_result = ToCuResult(waited);
+      set->load_result = ToCuResult(waited);
       return waited;
     }
-    set.load_result = pending->result;
-    if (set.load_result == CUDA_SUCCESS) {
+    set->load_result = pending->result;
+    if (set->load_result == CUDA_SUCCESS) {
       wire::LibraryLoadDataReply reply;
       RETURN_IF_ERROR(DecodeReply(*pending, &reply));
-      RETURN_IF_ERROR(AddListedFunctions(*this, &set, reply.functions));
+      RETURN_IF_ERROR(AddListedFunctions(*this, set, reply.functions));
     }
   }
-  return FromCuResult(set.load_result, "cuLibraryLoadData of this library");
+  return FromCuResult(set->load_result, "cuLibraryLoadData of this library");
 }
 
 bool Session::IsDeviceAddress(uintptr_t address) const {

@@ -160,8 +160,7 @@ class Session {
                                         wire::FunctionId id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(set->mutex);
   // Waits for the reply to a library's load if it has not been taken yet. The load's own result.
-  absl::Status EnsureLoaded(Library* library)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(library->functions.mutex);
+  absl::Status EnsureLoaded(FunctionSet* set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(set->mutex);
 
   uint64_t NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
   wire::FunctionId NewFunctionIds() {

@@ -23,7 +23,7 @@ CUkernel AsKernel(CUfunction function) { return reinterpret_cast<CUkernel>(funct
 absl::StatusOr<std::vector<CUkernel>> ListKernels(Session& session, CUlibrary lib) {
   ASSIGN_OR_RETURN(Library * library, session.FindLibrary(lib));
   MutexLock lock(&library->functions.mutex);
-  RETURN_IF_ERROR(session.EnsureLoaded(library));
+  RETURN_IF_ERROR(session.EnsureLoaded(&library->functions));
   std::vector<CUkernel> kernels;
   for (const auto& function : library->functions.functions) {
     kernels.push_back(AsKernel(function->handle));
@@ -81,7 +81,7 @@ CUresult cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* na
     RETURN_IF_ERROR(NotNull(name, "name"));
     ASSIGN_OR_RETURN(Library * found, session.FindLibrary(library));
     MutexLock lock(&found->functions.mutex);
-    RETURN_IF_ERROR(session.EnsureLoaded(found));
+    RETURN_IF_ERROR(session.EnsureLoaded(&found->functions));
     const Function* function = FindByName(found->functions, name);
     if (function == nullptr) {
       return CudaError(CUDA_ERROR_NOT_FOUND, absl::StrCat("the library has no kernel ", name));

@@ -77,9 +77,10 @@ absl::StatusOr<std::vector<CUfunction>> ListFunctions(Session& session, CUmodule
   std::vector<CUfunction> handles;
   if (module->library != nullptr) {
     ASSIGN_OR_RETURN(Library * library, session.FindLibrary(module->library));
-    MutexLock lock(&library->functions.mutex);
-    RETURN_IF_ERROR(session.EnsureLoaded(library));
-    for (const auto& function : library->functions.functions) handles.push_back(function->handle);
+    FunctionSet& set = library->functions;
+    MutexLock lock(&set.mutex);
+    RETURN_IF_ERROR(session.EnsureLoaded(&set));
+    for (const auto& function : set.functions) handles.push_back(function->handle);
     return handles;
   }
   MutexLock lock(&module->functions.mutex);
@@ -148,7 +149,7 @@ CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name)
       ASSIGN_OR_RETURN(Library * library, session.FindLibrary(module->library));
       set = &library->functions;
       MutexLock lock(&set->mutex);
-      RETURN_IF_ERROR(session.EnsureLoaded(library));
+      RETURN_IF_ERROR(session.EnsureLoaded(set));
     }
     MutexLock lock(&set->mutex);
     if (const Function* known = FindByName(*set, name)) {
