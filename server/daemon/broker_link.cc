@@ -227,23 +227,23 @@ void BrokerLink::Handle(const node::v1::BrokerMessage& message, Stream* stream) 
 }
 
 void BrokerLink::TakeFullState(const node::v1::FullState& state, Stream* stream) {
-  std::set<LeaseId> named;
+  std::set<std::string> named;
+  for (const node::v1::Reserve& reserve : state.leases()) named.insert(reserve.lease_id());
+  // What the broker no longer knows goes first, so that it cannot stand in the way of what it does.
+  for (const std::shared_ptr<const Lease>& lease : leases_->All()) {
+    if (named.count(ToString(lease->id)) == 0) {
+      Release(lease->id, "the broker does not know the lease", stream);
+    }
+  }
   for (const node::v1::Reserve& reserve : state.leases()) {
     absl::StatusOr<Lease> lease = FromProto(reserve);
-    absl::Status status = lease.status();
-    if (lease.ok()) {
-      named.insert(lease->id);
-      status = leases_->Reserve(*std::move(lease));
-    }
+    const absl::Status status =
+        lease.ok() ? leases_->Reserve(*std::move(lease)) : lease.status();
     if (status.ok()) continue;
     node::v1::NodeMessage ended;
     ended.mutable_lease_ended()->set_lease_id(reserve.lease_id());
     ended.mutable_lease_ended()->set_reason(std::string(status.message()));
     Write(stream, ended);
-  }
-  for (const std::shared_ptr<const Lease>& lease : leases_->All()) {
-    if (named.count(lease->id) == 0)
-      Release(lease->id, "the broker does not know the lease", stream);
   }
 }
 

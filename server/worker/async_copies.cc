@@ -69,9 +69,7 @@ absl::StatusOr<CUevent> AsyncCopies::TakeEvent(wire::ContextId context) {
   return event;
 }
 
-// Waits for the oldest copy to be done with its buffer. What it delivers stays in the list until
-// the next reply takes it, but a list of that length is only ever made by a program that waits for
-// nothing.
+// Waits for the oldest copy to be done with its buffer; who dispatches then takes it out.
 void AsyncCopies::MakeRoom(uint64_t bytes) {
   CUevent oldest = nullptr;
   {
@@ -80,6 +78,11 @@ void AsyncCopies::MakeRoom(uint64_t bytes) {
     if (!copies_.empty()) oldest = copies_.front().event;
   }
   if (oldest != nullptr) driver_->cuEventSynchronize(oldest);
+}
+
+bool AsyncCopies::ShouldTake() {
+  MutexLock lock(&mutex_);
+  return bytes_ > kMaxBytes / 2 || copies_.size() > kMaxCopies / 2;
 }
 
 std::vector<AsyncCopies::Delivery> AsyncCopies::TakeDone() {

@@ -44,6 +44,9 @@ class AsyncCopies {
   absl::Status FromDevice(wire::ContextId context, CUdeviceptr source, uint64_t bytes,
                           CUstream stream, uint64_t token, uint64_t offset);
 
+  // So much is under way that done copies should be taken without waiting for the next reply.
+  bool ShouldTake();
+
   // Takes out what is done, in the order in which it was queued on each stream. Bytes of copies
   // that failed are dropped: the error reaches the program through its context.
   std::vector<Delivery> TakeDone();

@@ -5,11 +5,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "common/log.h"
 
 namespace fargpu::server {
 namespace {
+
+constexpr absl::Duration kLongestWait = absl::Seconds(10);
 
 // The body of a delivery frame.
 struct DeliveryBody {
@@ -83,13 +86,27 @@ void ReplySender::SendPrinted(absl::string_view text) {
   }
 }
 
-// The link borrows `bytes` until they are sent. Those sent before are let go here, without waiting.
+void ReplySender::SendDone() {
+  MutexLock lock(&mutex_);
+  for (AsyncCopies::Delivery& done : copies_->TakeDone()) {
+    SendDelivery(done.token, done.offset, std::move(done.bytes));
+  }
+}
+
+// The link borrows `bytes` until they are sent. Those sent before are let go here, without waiting
+// unless there are too many of them; a client that takes nothing at all is dead after a while, by
+// the link's own measure or because it is slower than anybody waits.
 void ReplySender::Keep(transport::SendTicket ticket, transport::Message bytes) {
-  while (!borrowed_.empty() &&
-         link_->WaitSent(borrowed_.front().ticket, absl::InfinitePast()).ok()) {
+  while (!borrowed_.empty()) {
+    const absl::Time deadline =
+        borrowed_bytes_ > kMaxBorrowedBytes ? absl::Now() + kLongestWait : absl::InfinitePast();
+    if (!link_->WaitSent(borrowed_.front().ticket, deadline).ok()) break;
+    borrowed_bytes_ -= borrowed_.front().bytes.size;
     borrowed_.pop_front();
   }
-  if (bytes.size > 0) borrowed_.push_back({ticket, std::move(bytes)});
+  if (bytes.size == 0) return;
+  borrowed_bytes_ += bytes.size;
+  borrowed_.push_back({ticket, std::move(bytes)});
 }
 
 }  // namespace fargpu::server

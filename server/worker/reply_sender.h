@@ -22,6 +22,10 @@ namespace fargpu::server {
 // died swallows what is sent.
 class ReplySender {
  public:
+  // Bytes on their way to a client that does not take them; over it the sender waits for the
+  // client.
+  static constexpr uint64_t kMaxBorrowedBytes = 256 << 20;
+
   // Both must outlive the sender.
   ReplySender(transport::Link* link, AsyncCopies* copies) : link_(link), copies_(copies) {}
 
@@ -33,6 +37,9 @@ class ReplySender {
   void Add(uint64_t call, uint16_t op, CUresult result, absl::Span<const char> fields,
            transport::Message bulk);
   void Flush();
+
+  // Sends deliveries that are done, without a reply.
+  void SendDone();
 
   // Text that kernels printed, as delivery 0.
   void SendPrinted(absl::string_view text);
@@ -55,6 +62,7 @@ class ReplySender {
   uint16_t records_ ABSL_GUARDED_BY(mutex_) = 0;
   CUresult deferred_ ABSL_GUARDED_BY(mutex_) = CUDA_SUCCESS;
   std::deque<Borrowed> borrowed_ ABSL_GUARDED_BY(mutex_);  // on their way, in order
+  uint64_t borrowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace fargpu::server

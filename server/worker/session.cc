@@ -323,6 +323,7 @@ void Session::Run(const Work& work) {
   }
   if ((work.header.flags & wire::kWantsReply) == 0) {
     if (result != CUDA_SUCCESS) replies_->NoteDeferred(result);
+    if (resources_.copies.ShouldTake()) replies_->SendDone();
     return;
   }
   if (result != CUDA_SUCCESS) fields.clear();

@@ -127,6 +127,27 @@ TEST_F(SessionTest, DeliveriesComeBeforeTheReplyThatTellsOfThem) {
   EXPECT_EQ(deliveries[1].bytes, "def");
 }
 
+TEST_F(SessionTest, DeliveriesLeaveWithoutAReplyWhenThereAreMany) {
+  const uint64_t memory = Allocate(kMiB);
+  // More than may be under way at a time.
+  for (uint64_t i = 0; i < 2 * AsyncCopies::kMaxCopies; ++i) {
+    client_->Add(wire::MemcpyDtoHAsyncV2Request{
+        .srcDevice = memory, .ByteCount = 8, .hStream = {0}, .delivery = 1 + i, .offset = 0});
+    if (i % 1000 == 999) {
+      ASSERT_OK(client_->Flush());
+    }
+  }
+  ASSERT_OK(client_->Flush());
+  const absl::Status many = client_->link().WaitUntil(
+      [&] { return client_->deliveries().size() >= AsyncCopies::kMaxCopies / 2; },
+      absl::Now() + kTestLimit);
+  EXPECT_OK(many);
+  client_->Call(wire::StreamSynchronizeRequest{});
+  const auto deliveries = client_->deliveries();
+  ASSERT_EQ(deliveries.size(), 2 * AsyncCopies::kMaxCopies);
+  for (size_t i = 0; i < deliveries.size(); ++i) ASSERT_EQ(deliveries[i].token, 1 + i);
+}
+
 TEST_F(SessionTest, WhatKernelsPrintComesBeforeTheReply) {
   Print("hello from a kernel\n");
   EXPECT_EQ(client_->Call(wire::StreamSynchronizeRequest{}).deliveries_before, 1u);
