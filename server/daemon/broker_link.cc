@@ -237,8 +237,7 @@ void BrokerLink::TakeFullState(const node::v1::FullState& state, Stream* stream)
   }
   for (const node::v1::Reserve& reserve : state.leases()) {
     absl::StatusOr<Lease> lease = FromProto(reserve);
-    const absl::Status status =
-        lease.ok() ? leases_->Reserve(*std::move(lease)) : lease.status();
+    const absl::Status status = lease.ok() ? leases_->Reserve(*std::move(lease)) : lease.status();
     if (status.ok()) continue;
     node::v1::NodeMessage ended;
     ended.mutable_lease_ended()->set_lease_id(reserve.lease_id());
