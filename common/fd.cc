@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,8 +11,6 @@
 #include <cstring>
 #include <string>
 #include <system_error>
-
-#include <sys/socket.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

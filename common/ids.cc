@@ -1,9 +1,9 @@
 #include "common/ids.h"
 
+#include <sys/random.h>
+
 #include <cerrno>
 #include <cstdlib>
-
-#include <sys/random.h>
 
 #include "absl/strings/str_cat.h"
 

@@ -2,8 +2,8 @@
 
 #include "gtest/gtest.h"
 
-#include "common/status_matchers.h"
 #include "common/status_macros.h"
+#include "common/status_matchers.h"
 
 namespace fargpu {
 namespace {
@@ -17,8 +17,7 @@ TEST(IdsTest, HexRoundTrip) {
 
 TEST(IdsTest, RejectsWrongLengthAndDigits) {
   EXPECT_THAT(ParseId<LeaseId>("00"), StatusIs(absl::StatusCode::kInvalidArgument));
-  EXPECT_THAT(ParseId<LeaseId>(std::string(32, 'g')),
-              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(ParseId<LeaseId>(std::string(32, 'g')), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST(IdsTest, SecretsCompareEveryByte) {

@@ -23,9 +23,9 @@ void WriteLog(LogLevel level, const std::string& line);
 }  // namespace fargpu
 
 // FARGPU_LOG(kInfo, "lease ", id, " ends"): arguments are evaluated only if the level is on.
-#define FARGPU_LOG(level, ...)                                             \
-  do {                                                                     \
-    if (::fargpu::LogEnabled(::fargpu::LogLevel::level)) {                 \
+#define FARGPU_LOG(level, ...)                                                  \
+  do {                                                                          \
+    if (::fargpu::LogEnabled(::fargpu::LogLevel::level)) {                      \
       ::fargpu::WriteLog(::fargpu::LogLevel::level, absl::StrCat(__VA_ARGS__)); \
-    }                                                                      \
+    }                                                                           \
   } while (false)

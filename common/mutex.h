@@ -41,7 +41,8 @@ class CondVar {
   void SignalAll() { condition_.notify_all(); }
 
   // Returns false if `timeout` passed without a signal.
-  bool WaitFor(Mutex* mutex, std::chrono::nanoseconds timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  bool WaitFor(Mutex* mutex, std::chrono::nanoseconds timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     const auto outcome = condition_.wait_until(lock, std::chrono::system_clock::now() + timeout);
     lock.release();

@@ -9,8 +9,8 @@
 #define FARGPU_CONCAT(a, b) FARGPU_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function if `expression` is not OK.
-#define RETURN_IF_ERROR(expression)                                  \
-  do {                                                               \
+#define RETURN_IF_ERROR(expression)                                                           \
+  do {                                                                                        \
     if (absl::Status fargpu_status = (expression); !fargpu_status.ok()) return fargpu_status; \
   } while (false)
 

@@ -2,10 +2,9 @@
 
 #include <cuda.h>
 
-#include "gmock/gmock.h"
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "gmock/gmock.h"
 
 #include "common/cuda_error.h"
 #include "common/status_macros.h"

@@ -41,10 +41,10 @@ struct Hello {
   uint16_t version_max = kWireVersionMax;
   uint64_t features = 0;
   uint32_t pid = 0;
-  std::string program;        // basename of the client's executable, for lists of sessions
-  uint32_t transports = 0;    // what `address` can be reached by
-  std::string place;          // transport::PlaceInfo: decides whether shared memory can be used
-  std::string address;        // of the client's UCX worker
+  std::string program;      // basename of the client's executable, for lists of sessions
+  uint32_t transports = 0;  // what `address` can be reached by
+  std::string place;        // transport::PlaceInfo: decides whether shared memory can be used
+  std::string address;      // of the client's UCX worker
 
   template <typename Visitor>
   void VisitFields(Visitor& visitor) {
@@ -91,9 +91,9 @@ struct Welcome {
   uint16_t version = 0;
   uint64_t features = 0;
   std::array<uint8_t, 16> session = {};
-  uint32_t transport = 0;   // the one Transport that the session uses
-  std::string place;        // the worker's transport::PlaceInfo
-  std::string address;      // of the worker's UCX worker
+  uint32_t transport = 0;      // the one Transport that the session uses
+  std::string place;           // the worker's transport::PlaceInfo
+  std::string address;         // of the worker's UCX worker
   int32_t driver_version = 0;  // e.g. 13000
   // Where all device memory of the session lies, on both sides (DESIGN D4). The client reserves it
   // without access. Size 0: the driver has no virtual memory API, addresses may lie anywhere.

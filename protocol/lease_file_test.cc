@@ -1,12 +1,10 @@
 #include "protocol/lease_file.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <sys/stat.h>
-
-#include "gtest/gtest.h"
-
 #include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
 
 #include "common/status_macros.h"
 #include "common/status_matchers.h"
@@ -43,16 +41,17 @@ TEST(LeaseFileTest, RoundTripThroughAPrivateFile) {
 }
 
 TEST(LeaseFileTest, SkipsWhatItDoesNotKnow) {
-  const std::string text = absl::StrCat("# comment\n\nfuture thing\n", FormatLeaseFile(SomeLease()));
+  const std::string text =
+      absl::StrCat("# comment\n\nfuture thing\n", FormatLeaseFile(SomeLease()));
   EXPECT_OK(ParseLeaseFile(text));
 }
 
 TEST(LeaseFileTest, NamesTheBadLineButNotTheSecret) {
   const auto bad = ParseLeaseFile("lease 00112233445566778899aabbccddeeff\nsecret abcdefgh\n");
   EXPECT_THAT(bad, StatusIs(absl::StatusCode::kInvalidArgument));
-  EXPECT_THAT(std::string(bad.status().message()),
-              testing::AllOf(testing::HasSubstr("line 2"),
-                             testing::Not(testing::HasSubstr("abcdefgh"))));
+  EXPECT_THAT(
+      std::string(bad.status().message()),
+      testing::AllOf(testing::HasSubstr("line 2"), testing::Not(testing::HasSubstr("abcdefgh"))));
   EXPECT_THAT(ParseLeaseFile(""), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(ReadLeaseFile("/nowhere/lease"), StatusIs(absl::StatusCode::kNotFound));
 }

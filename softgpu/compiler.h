@@ -52,8 +52,8 @@ struct LaunchConfig {
   Dim3 grid;
   Dim3 block;
   uint32_t dynamic_shared_bytes = 0;
-  bool cooperative = false;             // all blocks are alive at once
-  absl::Span<const char> params;        // KernelInfo::param_bytes, laid out as KernelInfo::params says
+  bool cooperative = false;       // all blocks are alive at once
+  absl::Span<const char> params;  // KernelInfo::param_bytes, laid out as KernelInfo::params says
   std::function<void(absl::string_view)> printf_sink;  // formatted text of device printf
 };
 

@@ -13,8 +13,13 @@ namespace fargpu::wire {
 namespace {
 
 FrameHeader SomeHeader() {
-  return {.kind = FrameKind::kCalls, .record_count = 3, .body_bytes = 96, .bulk_bytes = 4096,
-          .sequence = 17, .acknowledged = 5, .first_call = 40};
+  return {.kind = FrameKind::kCalls,
+          .record_count = 3,
+          .body_bytes = 96,
+          .bulk_bytes = 4096,
+          .sequence = 17,
+          .acknowledged = 5,
+          .first_call = 40};
 }
 
 TEST(FrameTest, HeaderRoundTrip) {
