@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -27,6 +29,7 @@ namespace fargpu::cli {
 namespace {
 
 constexpr int kDefaultPort = 4830;
+constexpr char kAnyPort[] = "127.0.0.1:0";
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 // The daemon ends its sessions' workers first.
 constexpr absl::Duration kDaemonGrace = absl::Seconds(10);
@@ -45,20 +48,23 @@ bool CanListen(int port) {
          listen(fd.get(), 1) == 0;
 }
 
+// The port of "HOST:PORT"; 0 if there is none.
+int PortOf(absl::string_view address) {
+  int port = 0;
+  const size_t colon = address.rfind(':');
+  if (colon == absl::string_view::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port)) {
+    return 0;
+  }
+  return port > 0 && port < 65536 ? port : 0;
+}
+
 // The address of last time, so that whoever still has it finds the new broker; else the default;
 // if that is taken, any free one.
 std::string ChooseListenAddress(const Home& home) {
-  int port = kDefaultPort;
-  if (const absl::StatusOr<std::string> last = home.BrokerAddress(); last.ok()) {
-    int last_port = 0;
-    const size_t colon = last->rfind(':');
-    if (colon != std::string::npos && absl::SimpleAtoi(last->substr(colon + 1), &last_port) &&
-        last_port > 0 && last_port < 65536) {
-      port = last_port;
-    }
-  }
-  if (!CanListen(port)) port = 0;
-  return absl::StrCat("127.0.0.1:", port);
+  const absl::StatusOr<std::string> last = home.BrokerAddress();
+  int port = last.ok() ? PortOf(*last) : 0;
+  if (port == 0) port = kDefaultPort;
+  return CanListen(port) ? absl::StrCat("127.0.0.1:", port) : kAnyPort;
 }
 
 // This machine's name in the characters that a node's name may have.
@@ -165,28 +171,59 @@ absl::Status WaitForNode(BrokerClient* client, const std::string& node_name, con
                    " ends with:", LastLines(daemon.log_path)));
 }
 
-// A daemon that runs already keeps its name; it must belong to the broker at `address`.
-absl::Status CheckRunningDaemon(const Home& home, const Service& daemon, const std::string& address,
+// A daemon that runs already keeps its name. If it belongs to another broker than the one at
+// `address` (ours came back on another port, because its own was taken meanwhile), it is replaced:
+// its workers outlive it, and the next daemon takes their sessions over.
+absl::Status AdoptRunningDaemon(const Home& home, const Service& daemon, const std::string& address,
                                 std::string* node_name) {
   const absl::StatusOr<ProcessId> running = ReadPidFile(daemon.pid_path);
   if (!running.ok() || !IsAlive(*running)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(home.File("daemon.settings")));
   const std::vector<std::string> words =
       absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
-  if (words.size() != 2 || words[1] != address) {
+  if (words.size() != 2) {
     return absl::FailedPreconditionError(
-        absl::StrCat("fargpud (process ", running->pid,
-                     ") runs already, but for another broker than the one at ", address,
-                     "; run `fargpu down` first"));
+        absl::StrCat(home.File("daemon.settings"), " is damaged; run `fargpu down` first"));
   }
   *node_name = words[0];
+  if (words[1] == address) return absl::OkStatus();
+  if (kill(running->pid, SIGKILL) != 0 && errno != ESRCH) {
+    return ErrnoStatus(absl::StrCat("replace fargpud (process ", running->pid, ")"));
+  }
+  for (const absl::Time deadline = absl::Now() + kDaemonGrace; IsAlive(*running);) {
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("fargpud (process ", running->pid, ") does not end"));
+    }
+    absl::SleepFor(kPoll);
+  }
   return absl::OkStatus();
+}
+
+// Starts a broker unless one runs, and connects to it.
+absl::StatusOr<std::unique_ptr<BrokerClient>> StartBroker(const Home& home, Service* broker,
+                                                          absl::Time deadline) {
+  ASSIGN_OR_RETURN(const std::string program, ProgramPath("fargpu-broker"));
+  std::string listen = ChooseListenAddress(home);
+  while (true) {
+    // A broker that we start writes its address anew.
+    const absl::StatusOr<ProcessId> running = ReadPidFile(broker->pid_path);
+    if (!running.ok() || !IsAlive(*running)) unlink(home.File("broker.address").c_str());
+    RETURN_IF_ERROR(Ensure(home,
+                           {program, "--listen", listen, "--state", home.File("broker"),
+                            "--address-file", home.File("broker.address")},
+                           broker));
+    absl::StatusOr<std::unique_ptr<BrokerClient>> client = WaitForBroker(home, *broker, deadline);
+    if (client.ok() || broker->alive()) return client;
+    // Somebody else may have taken the port since we found it free: then any port will do.
+    if (listen == kAnyPort || CanListen(PortOf(listen))) return client;
+    listen = kAnyPort;
+  }
 }
 
 absl::Status StartBoth(const Home& home, const UpOptions& options, Service* broker, Service* daemon,
                        std::string* summary) {
   const absl::Time deadline = absl::Now() + options.timeout;
-  ASSIGN_OR_RETURN(const std::string broker_program, ProgramPath("fargpu-broker"));
   ASSIGN_OR_RETURN(const std::string daemon_program, ProgramPath("fargpud"));
 
   const std::string run_directory = home.File("run");
@@ -200,18 +237,10 @@ absl::Status StartBoth(const Home& home, const UpOptions& options, Service* brok
     return ErrnoStatus(absl::StrCat("mkdir ", run_directory));
   }
 
-  // A broker that we start writes its address anew.
-  const std::string listen = ChooseListenAddress(home);
-  const absl::StatusOr<ProcessId> running = ReadPidFile(broker->pid_path);
-  if (!running.ok() || !IsAlive(*running)) unlink(home.File("broker.address").c_str());
-  RETURN_IF_ERROR(Ensure(home,
-                         {broker_program, "--listen", listen, "--state", home.File("broker"),
-                          "--address-file", home.File("broker.address")},
-                         broker));
-  ASSIGN_OR_RETURN(std::unique_ptr<BrokerClient> client, WaitForBroker(home, *broker, deadline));
+  ASSIGN_OR_RETURN(std::unique_ptr<BrokerClient> client, StartBroker(home, broker, deadline));
 
   std::string node_name = options.node_name.empty() ? MachineName() : options.node_name;
-  RETURN_IF_ERROR(CheckRunningDaemon(home, *daemon, client->address(), &node_name));
+  RETURN_IF_ERROR(AdoptRunningDaemon(home, *daemon, client->address(), &node_name));
   std::vector<std::string> arguments = {
       daemon_program, "--broker", client->address(), "--node",   node_name,     "--run-dir",
       run_directory,  "--listen", "tcp:127.0.0.1:0", "--driver", options.driver};

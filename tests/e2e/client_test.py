@@ -106,7 +106,8 @@ class CommandTest(E2eTest):
             for arguments in (['pool'], ['leases'], ['run', '--memory', '1GiB', '--', 'true']):
                 with self.subTest(arguments):
                     result = run_command([BIN / 'fargpu', *arguments],
-                                         clean_environment(FARGPU_HOME=home, HOME=home))
+                                         clean_environment(FARGPU_HOME=home, HOME=home,
+                                                           FARGPU_BROKER='127.0.0.1:1'))
                     self.assertNotEqual(0, result.status)
                     self.assertIn('fargpu up', result.stderr, 'the remedy is named')
 
