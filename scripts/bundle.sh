@@ -94,7 +94,7 @@ place_libraries '$ORIGIN:$ORIGIN/../..' "$soft/lib/fargpu/softgpu" "$tree/softgp
 # The licences of the libraries that come from Debian.
 for library in "$base"/lib/*.so* "$soft"/lib/fargpu/softgpu/*.so*; do
   [[ "$library" != */libcuda.so.1 ]] || continue
-  package="$(dpkg-query -S "*/$(basename "$library")" 2>/dev/null | head -1 | cut -d: -f1)"
+  package="$(dpkg-query -S "*/$(basename "$library")" 2>/dev/null | sed -n '1s/:.*//p' || true)"
   copyright="/usr/share/doc/$package/copyright"
   [[ -n "$package" && -f "$copyright" ]] || fargpu_die "no licence found for $(basename "$library")"
   case "$library" in
