@@ -1,6 +1,7 @@
 #include "protocol/lease_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "absl/strings/ascii.h"
@@ -79,8 +80,14 @@ absl::StatusOr<LeaseFile> ParseLeaseFile(absl::string_view text) {
 }
 
 absl::StatusOr<LeaseFile> ReadLeaseFile(const std::string& path) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK, opening a FIFO waits for whoever writes it.
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(absl::StrCat("lease file ", path));
+  struct stat info = {};
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(absl::StrCat("lease file ", path));
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat("lease file ", path, " is no regular file"));
+  }
   std::string text;
   char buffer[4096];
   while (true) {

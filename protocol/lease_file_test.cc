@@ -40,6 +40,14 @@ TEST(LeaseFileTest, RoundTripThroughAPrivateFile) {
   unlink(path.c_str());
 }
 
+TEST(LeaseFileTest, AFifoDoesNotHang) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/lease_fifo_", getpid());
+  unlink(path.c_str());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THAT(ReadLeaseFile(path), StatusIs(absl::StatusCode::kInvalidArgument));
+  unlink(path.c_str());
+}
+
 TEST(LeaseFileTest, SkipsWhatItDoesNotKnow) {
   const std::string text =
       absl::StrCat("# comment\n\nfuture thing\n", FormatLeaseFile(SomeLease()));

@@ -1,5 +1,6 @@
 #include "client/cuda/connect.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <climits>
@@ -14,6 +15,7 @@
 #include "absl/time/clock.h"
 
 #include "client/cuda/lease_helper.h"
+#include "common/fd.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "transport/control/control_channel.h"
@@ -57,6 +59,22 @@ absl::StatusOr<LeaseFile> FindLease() {
 }
 
 // Encodes a handshake message for the control socket.
+// While it lives, descriptors 0 to 2 are taken. A program may run without a standard stream; a
+// socket of ours in its place would get what the program writes there.
+class StandardDescriptorsTaken {
+ public:
+  StandardDescriptorsTaken() {
+    while (true) {
+      UniqueFd fd(open("/dev/null", O_RDWR | O_CLOEXEC));
+      if (!fd.valid() || fd.get() > STDERR_FILENO) break;
+      holders_.push_back(std::move(fd));
+    }
+  }
+
+ private:
+  std::vector<UniqueFd> holders_;
+};
+
 template <typename Message>
 std::string Encoded(const Message& message) {
   std::vector<char> bytes;
@@ -88,7 +106,11 @@ absl::StatusOr<SessionParts> ConnectTo(const std::string& endpoint, const LeaseF
   if (local) hello.transports |= kTransportSharedMemory;
   hello.place = transport::EncodePlaceInfo(transport::PlaceInfo::Local());
   hello.address = ucx->local_address();
-  RETURN_IF_ERROR(channel->Send(Encoded(hello), deadline));
+  if (absl::Status sent = channel->Send(Encoded(hello), deadline); !sent.ok()) {
+    // A daemon that turned us away said why before it closed.
+    const absl::Status verdict = channel->Receive(deadline).status();
+    return verdict.ok() ? sent : verdict;
+  }
   ASSIGN_OR_RETURN(const std::string answer, channel->Receive(deadline));
 
   SessionParts parts;
@@ -123,6 +145,7 @@ absl::StatusOr<SessionParts> ConnectToLease(const LeaseFile& lease, absl::Time d
 }
 
 absl::StatusOr<SessionParts> ConnectFromEnvironment() {
+  const StandardDescriptorsTaken taken;
   ASSIGN_OR_RETURN(const LeaseFile lease, FindLease());
   return ConnectToLease(lease, absl::Now() + kConnectLimit);
 }

@@ -1,7 +1,9 @@
 #include "server/daemon/front_door.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
@@ -71,18 +73,25 @@ void FrontDoor::Run() {
 }
 
 void FrontDoor::Receive(UniqueFd socket) {
+  const auto stranger = std::make_shared<const UniqueFd>(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   {
     MutexLock lock(&mutex_);
-    if (guests_ >= options_.max_guests) {
+    if (guests_ >= 2 * options_.max_guests) {
       FARGPU_LOG(kWarning, "turned away ", transport::PeerName(socket.get()), ": ", guests_,
                  " others are at the door, the limit");
       return;
     }
+    if (guests_ >= options_.max_guests && !strangers_.empty()) {
+      // Its thread sees the end of the stream and leaves.
+      shutdown(strangers_.front()->get(), SHUT_RDWR);
+      strangers_.pop_front();
+    }
+    strangers_.push_back(stranger);
     ++guests_;
   }
-  std::thread([this, guest = std::make_shared<UniqueFd>(std::move(socket))] {
+  std::thread([this, stranger, guest = std::make_shared<UniqueFd>(std::move(socket))] {
     const std::string name = transport::PeerName(guest->get());
-    const absl::Status status = Serve(std::move(*guest));
+    const absl::Status status = Serve(std::move(*guest), stranger);
     if (!status.ok()) {
       FARGPU_LOG(kWarning, "turned away ", name, ": ", std::string(status.message()));
     }
@@ -92,20 +101,24 @@ void FrontDoor::Receive(UniqueFd socket) {
   }).detach();  // the destructor waits for guests_
 }
 
-absl::Status FrontDoor::Serve(UniqueFd socket) {
+absl::Status FrontDoor::Serve(UniqueFd socket, Stranger stranger) {
   const absl::Time deadline = absl::Now() + options_.handshake_limit;
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<transport::ControlChannel> channel,
-      transport::AcceptChannel(
-          std::move(socket),
-          [this](const LeaseId& id) -> absl::StatusOr<LeaseSecret> {
-            const std::shared_ptr<const Lease> lease = leases_->Find(id);
-            if (lease == nullptr) {
-              return absl::NotFoundError(absl::StrCat("no lease ", ToString(id), " on this node"));
-            }
-            return lease->secret;
-          },
-          deadline));
+  absl::StatusOr<std::unique_ptr<transport::ControlChannel>> accepted = transport::AcceptChannel(
+      std::move(socket),
+      [this](const LeaseId& id) -> absl::StatusOr<LeaseSecret> {
+        const std::shared_ptr<const Lease> lease = leases_->Find(id);
+        if (lease == nullptr) {
+          return absl::NotFoundError(absl::StrCat("no lease ", ToString(id), " on this node"));
+        }
+        return lease->secret;
+      },
+      deadline);
+  {
+    MutexLock lock(&mutex_);
+    strangers_.remove(stranger);
+  }
+  RETURN_IF_ERROR(accepted.status());
+  std::unique_ptr<transport::ControlChannel> channel = *std::move(accepted);
   const std::shared_ptr<const Lease> lease = leases_->Find(channel->lease());
   if (lease == nullptr) return absl::NotFoundError("its lease was released just now");
   ASSIGN_OR_RETURN(const std::string bytes, channel->Receive(deadline));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,7 +25,9 @@ class FrontDoor {
  public:
   struct Options {
     std::vector<std::string> listen;  // endpoints as transport/control takes them
-    size_t max_guests = 256;          // who have not proved anything yet, or wait for a worker
+    // Who have not proved anything yet, or wait for a worker. Over this the stranger that has been
+    // silent for longest makes room; over twice as many, nobody more is let in.
+    size_t max_guests = 256;
     absl::Duration handshake_limit = absl::Seconds(5);
     absl::Duration session_limit = absl::Seconds(15);
   };
@@ -43,7 +46,9 @@ class FrontDoor {
       : options_(std::move(options)), leases_(leases), workers_(workers) {}
   void Run();
   void Receive(UniqueFd socket);
-  absl::Status Serve(UniqueFd socket);
+  // A second descriptor of a guest's socket, by which it can be put out.
+  using Stranger = std::shared_ptr<const UniqueFd>;
+  absl::Status Serve(UniqueFd socket, Stranger stranger);
 
   const Options options_;
   LeaseTable* const leases_;
@@ -54,6 +59,8 @@ class FrontDoor {
   Mutex mutex_;
   CondVar left_;
   size_t guests_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Guests who have proved nothing yet, in the order in which they came.
+  std::list<Stranger> strangers_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 
