@@ -1,6 +1,5 @@
 #include "client/cuda/connect.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <climits>
@@ -15,7 +14,6 @@
 #include "absl/time/clock.h"
 
 #include "client/cuda/lease_helper.h"
-#include "common/fd.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "transport/control/control_channel.h"
@@ -59,22 +57,6 @@ absl::StatusOr<LeaseFile> FindLease() {
 }
 
 // Encodes a handshake message for the control socket.
-// While it lives, descriptors 0 to 2 are taken. A program may run without a standard stream; a
-// socket of ours in its place would get what the program writes there.
-class StandardDescriptorsTaken {
- public:
-  StandardDescriptorsTaken() {
-    while (true) {
-      UniqueFd fd(open("/dev/null", O_RDWR | O_CLOEXEC));
-      if (!fd.valid() || fd.get() > STDERR_FILENO) break;
-      holders_.push_back(std::move(fd));
-    }
-  }
-
- private:
-  std::vector<UniqueFd> holders_;
-};
-
 template <typename Message>
 std::string Encoded(const Message& message) {
   std::vector<char> bytes;
@@ -145,7 +127,6 @@ absl::StatusOr<SessionParts> ConnectToLease(const LeaseFile& lease, absl::Time d
 }
 
 absl::StatusOr<SessionParts> ConnectFromEnvironment() {
-  const StandardDescriptorsTaken taken;
   ASSIGN_OR_RETURN(const LeaseFile lease, FindLease());
   return ConnectToLease(lease, absl::Now() + kConnectLimit);
 }

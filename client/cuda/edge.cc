@@ -13,6 +13,7 @@
 #include "client/cuda/export_table_host.h"
 #include "client/cuda/lease_helper.h"
 #include "client/cuda/session.h"
+#include "client/cuda/standard_descriptors.h"
 #include "common/cuda_error.h"
 #include "common/fd.h"
 #include "common/log.h"
@@ -73,6 +74,7 @@ __attribute__((destructor)) void EndProcess() {
 }
 
 absl::Status Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(process.init_mutex) {
+  const StandardDescriptorsTaken taken;  // until all descriptors of the session are open
   absl::StatusOr<SessionParts> parts = process.connector.load()();
   if (!parts.ok()) return CudaError(CUDA_ERROR_NO_DEVICE, parts.status().message());
   if (parts->welcome.devices.empty()) {

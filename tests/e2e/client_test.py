@@ -8,8 +8,8 @@ import tempfile
 import time
 import unittest
 
-from harness import (BIN, CUDA_LIBRARIES, E2eTest, PROGRAMS, Pool, SLOWNESS, clean_environment,
-                     cpu_seconds, preloaded, run_command, wait_until)
+from harness import (BIN, CUDA_LIBRARIES, E2eTest, PROGRAMS, Pool, RUN_LIMIT_S, SLOWNESS,
+                     clean_environment, cpu_seconds, preloaded, run_command, wait_until)
 
 CLIENT = pathlib.Path(os.environ.get('FARGPU_E2E_CLIENT', 'build/dev/client')).resolve()
 
@@ -24,6 +24,14 @@ for result in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(contex
 print('ready', flush=True)
 time.sleep(600)
 '''
+
+
+def named(program, name):
+    """The process called `name` under `program`, in a list; empty if there is none yet."""
+    try:
+        return [program.pid_of(name)]
+    except AssertionError:
+        return []
 
 
 class ClientTest(E2eTest):
@@ -89,6 +97,27 @@ class ClientTest(E2eTest):
             self.assertNotEqual(0, result.status)
             self.assertIn('cudaError', result.stderr)
             self.assertLess(time.monotonic() - started, 15 * SLOWNESS)
+
+    def test_closed_standard_streams_stay_closed(self):
+        # A descriptor of ours in place of the program's stdout would get what it prints.
+        with Pool() as pool:
+            program = pool.start('/bin/sh', '-c', f'exec {PROGRAMS}/hold 16 300 <&- >&-')
+            pid = wait_until(lambda: next(iter(named(program, 'hold')), None), RUN_LIMIT_S,
+                             'the program runs')
+            wait_until(lambda: pool.leases() and pool.leases()[0]['sessions'] == '1', RUN_LIMIT_S,
+                       'its session')
+            open_now = set(os.listdir(f'/proc/{pid}/fd'))
+            self.assertEqual(set(), open_now & {'0', '1'})
+            program.kill('hold', signal.SIGTERM)
+            self.assertEqual(0, program.wait().status)
+
+    def test_hangup_ends_a_program(self):
+        with Pool() as pool:
+            program = pool.start('hold', '16', '300')
+            program.wait_for_output('ready')
+            program.kill('hold', signal.SIGHUP)
+            result = program.wait()
+            self.assertEqual((128 + signal.SIGHUP, ''), (result.status, result.stderr))
 
 
 class CommandTest(E2eTest):
