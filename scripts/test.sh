@@ -53,11 +53,15 @@ for preset in "${presets[@]}"; do
       run_tests asan --label-regex '^(unit|wire|e2e)$' --label-exclude '^slow$'
       ;;
     tsan)
-      # Where threads meet: everything below and beside the server, without programs and CLI.
+      # Where our threads meet: the transport, the ledger and allocator, a worker's session.
       cmake --preset tsan "${FARGPU_CMAKE_ARGUMENTS[@]}" \
         -DFARGPU_PARTS="common;protocol;transport;memory;server"
-      ninja -C build/tsan --quiet
-      run_tests tsan --label-regex '^(unit|wire)$'
+      tests=(transport_link_test transport_spin_test transport_connection_conformance_test
+             transport_ucx_link_test transport_control_test memory_lease_ledger_test
+             memory_device_allocator_test memory_address_space_test server_session_test
+             server_handlers_test)
+      ninja -C build/tsan --quiet "${tests[@]}"
+      run_tests tsan --tests-regex "^($(IFS='|' && echo "${tests[*]}"))\$"
       ;;
     *) fargpu_die "no tests are defined for preset $preset" ;;
   esac
