@@ -28,7 +28,7 @@ constexpr std::pair<const char*, const char*> kEnvironment[] = {
     {"UCX_HANDLE_ERRORS", "none"},  // no handlers for SIGSEGV and the like: the program has its own
     {"UCX_ERROR_SIGNALS", ""},
     {"UCX_DEBUG_SIGNO", "0"},  // nor one for SIGHUP, which must end a program as it always did
-    {"UCX_MEM_EVENTS", "n"},  // no patching of mmap, munmap...
+    {"UCX_MEM_EVENTS", "n"},   // no patching of mmap, munmap...
     {"UCX_MEM_MMAP_HOOK_MODE", "none"},
     {"UCX_VFS_ENABLE", "n"},  // no extra thread before a worker exists
     {"UCX_WARN_UNUSED_ENV_VARS", "n"},
