@@ -74,6 +74,9 @@ class Connection {
   // object must not be used afterwards, and not be destroyed either: leak it.
   virtual void AbandonAfterFork() = 0;
 
+  // True once both ends have heard from each other. From then on no descriptors are opened.
+  virtual bool IsOpen() = 0;
+
   // "ucx/tcp", "ucx/shm", "ucx/rc", "inproc": for logs and `fargpu pool`.
   virtual std::string Describe() const = 0;
 };

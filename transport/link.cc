@@ -115,6 +115,7 @@ class LinkImpl final : public Link {
                                   absl::Span<const char> body,
                                   absl::Span<const char> bulk) override;
   absl::Status WaitSent(SendTicket ticket, absl::Time deadline) override;
+  absl::Status WaitOpen(absl::Time deadline) override;
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline) override;
   void Wake() override;
 
@@ -139,6 +140,7 @@ class LinkImpl final : public Link {
   // Only the leader calls these.
   bool Poll();
   absl::Status TakeFrame(Message message);
+  absl::Status WaitFor(absl::FunctionRef<bool()> of_connection, absl::Time deadline);
   absl::Status Lead(absl::FunctionRef<bool()> done, int64_t deadline);
   void LeadFromThread(int64_t wake_at);
 
@@ -178,8 +180,8 @@ class LinkImpl final : public Link {
   // Grows when waiting threads should evaluate their conditions; changed under mutex_.
   std::atomic<uint64_t> events_{0};
   std::atomic<uint64_t> wakes_{0};
-  std::atomic<int> waiters_{0};       // threads inside WaitUntil
-  std::atomic<int> sent_waiters_{0};  // of those, who wait for a ticket rather than a frame
+  std::atomic<int> waiters_{0};             // threads inside WaitUntil
+  std::atomic<int> connection_waiters_{0};  // of those, who wait for something else than a frame
   std::atomic<bool> waiter_sleeps_{false};
   Event waiter_event_;  // wakes the leader that sleeps
   Event thread_event_;  // wakes the link's thread
@@ -248,11 +250,18 @@ absl::StatusOr<SendTicket> LinkImpl::Send(wire::FrameKind kind, uint16_t record_
 }
 
 absl::Status LinkImpl::WaitSent(SendTicket ticket, absl::Time deadline) {
-  if (connection_->IsSent(ticket)) return absl::OkStatus();
-  sent_waiters_.fetch_add(1);
-  const absl::Status status =
-      WaitUntil([this, ticket] { return connection_->IsSent(ticket); }, deadline);
-  sent_waiters_.fetch_sub(1);
+  return WaitFor([this, ticket] { return connection_->IsSent(ticket); }, deadline);
+}
+
+absl::Status LinkImpl::WaitOpen(absl::Time deadline) {
+  return WaitFor([this] { return connection_->IsOpen(); }, deadline);
+}
+
+absl::Status LinkImpl::WaitFor(absl::FunctionRef<bool()> of_connection, absl::Time deadline) {
+  if (of_connection()) return absl::OkStatus();
+  connection_waiters_.fetch_add(1);
+  const absl::Status status = WaitUntil(of_connection, deadline);
+  connection_waiters_.fetch_sub(1);
   return status;
 }
 
@@ -391,7 +400,7 @@ bool LinkImpl::Poll() {
     if (received_.load() == ack_sent_.load()) unacknowledged_bytes_ = 0;
   }
   // A leader from WaitUntil is itself counted among the waiters, and evaluates without being told.
-  if (waiters_.load() > 0 && (!arrived_.empty() || (*moved && sent_waiters_.load() > 0))) {
+  if (waiters_.load() > 0 && (!arrived_.empty() || (*moved && connection_waiters_.load() > 0))) {
     NotifyWaiters();
   }
   return *moved;

@@ -76,6 +76,8 @@ class Link {
   // kDeadlineExceeded. Wake() makes every waiting thread evaluate done() again.
   virtual absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline) = 0;
   virtual void Wake() = 0;
+  // The same, until both ends have heard from each other. Sending need not wait for that.
+  virtual absl::Status WaitOpen(absl::Time deadline) = 0;
 
   // OK while the link lives, else the first cause of death.
   virtual absl::Status status() const = 0;

@@ -400,6 +400,7 @@ class GuardedConnection final : public Connection {
     inner_->Abort();
   }
   void AbandonAfterFork() override { inner_->AbandonAfterFork(); }
+  bool IsOpen() override { return inner_->IsOpen(); }
   std::string Describe() const override { return inner_->Describe(); }
 
  private:

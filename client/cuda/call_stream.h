@@ -111,6 +111,7 @@ class CallStream {
   Deliveries& deliveries() { return deliveries_; }
   Stats& stats() { return stats_; }
   std::string Describe() const { return link_->Describe(); }
+  absl::Status WaitOpen(absl::Time deadline) { return link_->WaitOpen(deadline); }
 
  private:
   struct Copy {

@@ -22,6 +22,9 @@
 namespace fargpu::client {
 namespace {
 
+// Both ends of a new connection have heard from each other long before.
+constexpr absl::Duration kOpenLimit = absl::Seconds(10);
+
 enum class State {
   kBeforeInit,
   kReady,
@@ -82,6 +85,10 @@ absl::Status Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(process.init_mutex) {
   }
   absl::StatusOr<std::unique_ptr<Session>> session = Session::Create(std::move(*parts));
   if (!session.ok()) return CudaError(CUDA_ERROR_OPERATING_SYSTEM, session.status().message());
+  if (taken.any()) {
+    const absl::Status open = (*session)->calls().WaitOpen(absl::Now() + kOpenLimit);
+    if (!open.ok()) return CudaError(CUDA_ERROR_NO_DEVICE, open.message());
+  }
   FARGPU_LOG(kInfo, "connected by ", (*session)->calls().Describe(), ", ",
              (*session)->devices().count(), " device(s)");
   process.session.store(session->release());

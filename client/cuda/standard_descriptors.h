@@ -22,6 +22,9 @@ class StandardDescriptorsTaken {
     }
   }
 
+  // Whether the program runs without at least one of its standard streams.
+  bool any() const { return !holders_.empty(); }
+
  private:
   std::vector<UniqueFd> holders_;
 };

@@ -18,6 +18,7 @@
 #include "common/fd.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "protocol/proto/rpc_status.pb.h"
 
 namespace fargpu {
 namespace {
@@ -78,13 +79,19 @@ bool IsLoopbackHost(const std::string& host) {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+  rpc::Status details;
+  details.set_code(static_cast<int>(status.code()));
+  details.set_message(std::string(status.message()));
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), details.message(),
+                      details.SerializeAsString());
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
+
+bool IsAnswer(const grpc::Status& status) { return status.ok() || !status.error_details().empty(); }
 
 void SendGrpcLogToOurs() {
   gpr_set_log_function([](gpr_log_func_args* arguments) {

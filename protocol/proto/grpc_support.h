@@ -15,6 +15,9 @@ namespace fargpu {
 // The codes of both are the same numbers.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
+// Whether a server of ours made this status, with ToGrpcStatus. False for what gRPC found out by
+// itself, e.g. that the connection broke: then nobody knows whether the call was carried out.
+bool IsAnswer(const grpc::Status& status);
 
 // gRPC's own log lines go where ours go (common/log.h): its errors as warnings, the rest as debug.
 // Call it in main() before gRPC is used; without it they go to stderr.

@@ -75,6 +75,7 @@ TEST(StatusConversionTest, KeepsCodeAndMessage) {
     const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "why");
     EXPECT_EQ(static_cast<int>(ToGrpcStatus(status).error_code()), code);
     EXPECT_EQ(FromGrpcStatus(ToGrpcStatus(status)), status);
+    EXPECT_TRUE(IsAnswer(ToGrpcStatus(status)));
   }
 }
 

@@ -20,8 +20,8 @@ namespace {
 constexpr absl::Duration kCallTimeout = absl::Seconds(5);
 // A broker may be asking one node after another, 3 s each, before it answers.
 constexpr absl::Duration kAllocateMargin = absl::Seconds(30);
+// A call that no broker answered is repeated for so long.
 constexpr absl::Duration kReconnect = absl::Seconds(5);
-constexpr int kMaxAttempts = 5;
 
 void SetTimeout(grpc::ClientContext* context, absl::Duration timeout) {
   context->set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
@@ -44,8 +44,23 @@ BrokerClient::BrokerClient(std::string address, std::shared_ptr<grpc::Channel> c
       channel_(std::move(channel)),
       stub_(broker::v1::Broker::NewStub(channel_)) {}
 
-bool BrokerClient::IsConnected() {
-  return channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+absl::Status BrokerClient::CallUntilAnswered(
+    absl::FunctionRef<grpc::Status(grpc::ClientContext*)> call) {
+  absl::Time give_up = absl::InfiniteFuture();  // counted from the first time that nobody answered
+  while (true) {
+    grpc::ClientContext context;
+    const grpc::Status status = call(&context);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE || IsAnswer(status)) {
+      return FromGrpcStatus(status);
+    }
+    if (absl::Now() >= give_up) {
+      return absl::UnavailableError(
+          absl::StrCat("no broker at ", address_, " any more: ", status.error_message()));
+    }
+    if (give_up == absl::InfiniteFuture()) give_up = absl::Now() + kReconnect;
+    absl::SleepFor(absl::Milliseconds(200));
+    (void)WaitConnected(give_up - absl::Now());
+  }
 }
 
 absl::Status BrokerClient::WaitConnected(absl::Duration timeout) {
@@ -102,18 +117,13 @@ std::string LeaseNameFrom(absl::string_view name) {
 absl::StatusOr<std::unique_ptr<LeaseHolder>> LeaseHolder::Allocate(
     BrokerClient* client, broker::v1::AllocateRequest request) {
   if (request.request_id().empty()) request.set_request_id(ToString(RandomId<LeaseId>()));
+  const absl::Duration limit = absl::Milliseconds(request.wait_ms()) + kAllocateMargin;
   broker::v1::AllocateResponse response;
-  absl::Status status;
-  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    grpc::ClientContext context;
-    SetTimeout(&context, absl::Milliseconds(request.wait_ms()) + kAllocateMargin);
-    status = FromGrpcStatus(client->stub().Allocate(&context, request, &response));
-    if (status.code() != absl::StatusCode::kUnavailable || client->IsConnected()) break;
-    // The connection broke. Whether the lease was granted is not known; the request id settles it.
-    absl::SleepFor(absl::Milliseconds(200));
-    (void)client->WaitConnected(kReconnect);
-  }
-  RETURN_IF_ERROR(status);
+  // The request id settles whether the lease was granted before the connection broke.
+  RETURN_IF_ERROR(client->CallUntilAnswered([&](grpc::ClientContext* context) {
+    SetTimeout(context, limit);
+    return client->stub().Allocate(context, request, &response);
+  }));
   ASSIGN_OR_RETURN(LeaseFile file, ToLeaseFile(response));
   return std::unique_ptr<LeaseHolder>(
       new LeaseHolder(client, std::move(file), absl::Milliseconds(response.lease().ttl_ms())));
@@ -174,21 +184,11 @@ absl::Status LeaseHolder::Release(const std::string& reason) {
   broker::v1::ReleaseRequest request;
   request.set_lease_id(ToString(file_.lease));
   request.set_reason(reason);
-  const absl::Time deadline = absl::Now() + kCallTimeout;
-  while (true) {
-    broker::v1::ReleaseResponse response;
-    grpc::ClientContext context;
-    SetTimeout(&context, kCallTimeout);
-    const absl::Status status =
-        FromGrpcStatus(client_->stub().Release(&context, request, &response));
-    // A broker that was started anew meanwhile is found by connecting again.
-    if (status.code() != absl::StatusCode::kUnavailable || client_->IsConnected() ||
-        absl::Now() >= deadline) {
-      return status;
-    }
-    absl::SleepFor(absl::Milliseconds(200));
-    (void)client_->WaitConnected(deadline - absl::Now());
-  }
+  broker::v1::ReleaseResponse response;
+  return client_->CallUntilAnswered([&](grpc::ClientContext* context) {
+    SetTimeout(context, kCallTimeout);
+    return client_->stub().Release(context, request, &response);
+  });
 }
 
 }  // namespace fargpu

@@ -4,6 +4,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -26,8 +27,10 @@ class BrokerClient {
 
   const std::string& address() const { return address_; }
   broker::v1::Broker::Stub& stub() { return *stub_; }
-  // Whether the connection stands now. Tells a broker that says UNAVAILABLE from one that is gone.
-  bool IsConnected();
+
+  // Makes a call that may be made twice, until a broker answers it or for 5 s; `call` must set its
+  // deadline. A broker that was started anew meanwhile is found by connecting again.
+  absl::Status CallUntilAnswered(absl::FunctionRef<grpc::Status(grpc::ClientContext*)> call);
 
   // Waits for the connection as Connect does.
   absl::Status WaitConnected(absl::Duration timeout);
@@ -43,8 +46,8 @@ class BrokerClient {
 // A lease that is renewed until it is released. It outlives a broker that is away for a while.
 class LeaseHolder {
  public:
-  // Sets request.request_id if it is empty, and repeats the call when the connection breaks, which
-  // is why this never takes two leases. Waits request.wait_ms and some seconds. `client` must
+  // Sets request.request_id if it is empty, and repeats the call until the broker has answered it,
+  // which is why this never takes two leases. Waits request.wait_ms and some seconds. `client` must
   // outlive the holder.
   static absl::StatusOr<std::unique_ptr<LeaseHolder>> Allocate(BrokerClient* client,
                                                                broker::v1::AllocateRequest request);

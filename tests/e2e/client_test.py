@@ -106,8 +106,9 @@ class ClientTest(E2eTest):
                              'the program runs')
             wait_until(lambda: pool.leases() and pool.leases()[0]['sessions'] == '1', RUN_LIMIT_S,
                        'its session')
-            open_now = set(os.listdir(f'/proc/{pid}/fd'))
-            self.assertEqual(set(), open_now & {'0', '1'})
+            opened = {fd: os.readlink(f'/proc/{pid}/fd/{fd}')
+                      for fd in ('0', '1') if fd in os.listdir(f'/proc/{pid}/fd')}
+            self.assertEqual({}, opened)
             program.kill('hold', signal.SIGTERM)
             self.assertEqual(0, program.wait().status)
 

@@ -37,6 +37,7 @@ class FaultyConnection final : public Connection {
   absl::StatusOr<bool> Arm() override;
   void Abort() override { inner_->Abort(); }
   void AbandonAfterFork() override { inner_->AbandonAfterFork(); }
+  bool IsOpen() override { return inner_->IsOpen(); }
   std::string Describe() const override { return "faulty " + inner_->Describe(); }
 
  private:

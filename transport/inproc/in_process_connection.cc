@@ -98,6 +98,7 @@ class InProcessConnection final : public Connection {
     out_->event.reset();
   }
 
+  bool IsOpen() override { return true; }
   std::string Describe() const override { return "inproc"; }
 
  private:

@@ -550,6 +550,11 @@ void UcxConnection::AbandonAfterFork() {
   peer_process_.reset();
 }
 
+bool UcxConnection::IsOpen() {
+  MutexLock lock(&mutex_);
+  return opened_;
+}
+
 std::string UcxConnection::Describe() const {
   MutexLock lock(&mutex_);
   return description_;

@@ -55,6 +55,7 @@ class UcxConnection final : public Connection {
   absl::StatusOr<bool> Arm() override;
   void Abort() override;
   void AbandonAfterFork() override ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  bool IsOpen() override;
   std::string Describe() const override;
 
  private:
