@@ -15,12 +15,11 @@
 #include "common/cuda_error.h"
 #include "softgpu/exec/atomics.h"
 #include "softgpu/exec/device_printf.h"
+#include "softgpu/exec/launch_failure.h"
+#include "softgpu/exec/operations.h"
 #include "softgpu/exec/worker.h"
 
 namespace fargpu::softgpu {
-namespace {
-
-RunningWarp* WarpOf(WarpContext* context) { return static_cast<RunningWarp*>(context->block); }
 
 std::string Where(const WarpContext* c) {
   const auto* warp = static_cast<const RunningWarp*>(c->block);
@@ -28,7 +27,6 @@ std::string Where(const WarpContext* c) {
                          c->block_index[0], c->block_index[1], c->block_index[2]);
 }
 
-// The thread's coordinates, for messages.
 std::string ThreadOf(const WarpContext* c, int lane) {
   const uint32_t linear = c->warp_index * kWarpSize + static_cast<uint32_t>(lane);
   return absl::StrFormat("thread (%u, %u, %u)", linear % c->block_size[0],
@@ -36,10 +34,17 @@ std::string ThreadOf(const WarpContext* c, int lane) {
                          linear / c->block_size[0] / c->block_size[1]);
 }
 
-[[noreturn]] void EndLaunch(WarpContext* context, CUresult code, const std::string& message) {
+void EndLaunch(WarpContext* context, CUresult code, const std::string& message) {
   WarpOf(context)->block->launch->Fail(CudaError(code, message));
   Worker::Current()->Abandon();
 }
+
+bool InWindow(uint64_t address, uint64_t bytes) {
+  const AddressWindow window = DeviceWindow();
+  return address - window.base < window.size && window.size - (address - window.base) >= bytes;
+}
+
+namespace {
 
 void Fault(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes,
            uint32_t line) {
@@ -190,11 +195,6 @@ void Atomic(WarpContext* c, uint32_t code, const uint64_t* addresses, uint32_t m
   RunAtomic(code, addresses, mask, a, b, out);
 }
 
-bool InWindow(uint64_t address) {
-  const AddressWindow window = DeviceWindow();
-  return address - window.base < window.size;
-}
-
 void Printf(WarpContext* c, const uint64_t* formats, const uint64_t* arguments, uint32_t mask,
             uint32_t* results) {
   for (; mask != 0; mask &= mask - 1) {
@@ -264,7 +264,7 @@ void* const* RuntimeTable() {
       reinterpret_cast<void*>(&Atomic),  reinterpret_cast<void*>(&Printf),
       reinterpret_cast<void*>(&Assert),  reinterpret_cast<void*>(&Round),
       reinterpret_cast<void*>(&Clock),   reinterpret_cast<void*>(&Timer),
-      reinterpret_cast<void*>(&Fence),
+      reinterpret_cast<void*>(&Fence),   reinterpret_cast<void*>(&RunOperation),
   };
   return table;
 }

@@ -36,6 +36,7 @@ llvm::Function* InstructionEmitter::BeginFunction(const std::string& name) {
 
 void InstructionEmitter::BeginFunction(llvm::Function* function) {
   function_ = function;
+  slots_ = nullptr;
   function_->addFnAttr(llvm::Attribute::NoUnwind);
   function_->addFnAttr("prefer-vector-width", "512");
   function_->addFnAttr("min-legal-vector-width", "512");
@@ -135,6 +136,13 @@ InstructionEmitter::Handler InstructionEmitter::FindHandler(absl::string_view op
       {"redux", &E::EmitRedux},
       {"nanosleep", &E::EmitNanosleep},
       {"call", &E::EmitCall},
+      {"tex", &E::EmitTexture},
+      {"tld4", &E::EmitTextureGather},
+      {"txq", &E::EmitImageQuery},
+      {"suq", &E::EmitImageQuery},
+      {"suld", &E::EmitSurface},
+      {"sust", &E::EmitSurface},
+      {"sured", &E::EmitSurface},
   };
   const auto it = kHandlers->find(opcode);
   return it == kHandlers->end() ? nullptr : it->second;

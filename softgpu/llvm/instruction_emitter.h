@@ -237,6 +237,23 @@ class InstructionEmitter {
   void ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
                       llvm::Value* mask);
 
+  // emit_operation.cc
+  void PutSlot(unsigned slot, llvm::Value* vector);
+  llvm::Value* GetSlot(unsigned slot, llvm::Type* element);  // <32 x element>
+  void RunOperation(Operation operation, uint64_t code, const Instruction& at);
+  // Puts operand `operand`, read as `type`, into `slot`.
+  absl::Status PutOperand(const Instruction& i, const Operand& operand, Type type, unsigned slot);
+  llvm::Value* SlotAddress(unsigned slot);
+
+  // emit_texture.cc
+  absl::Status EmitTexture(const Instruction& i);        // tex
+  absl::Status EmitTextureGather(const Instruction& i);  // tld4
+  absl::Status EmitImageQuery(const Instruction& i);     // txq suq
+  absl::Status EmitSurface(const Instruction& i);        // suld sust sured
+  absl::Status PutImageHandle(const Instruction& i, const Operand& address, unsigned slot);
+  absl::Status PutTexturePoint(const Instruction& i, const Operand& address, bool integer,
+                               bool sampler);
+
   // emit_warp.cc
   absl::Status EmitBarrier(const Instruction& i);
   absl::Status EmitShuffle(const Instruction& i);
@@ -254,6 +271,7 @@ class InstructionEmitter {
   llvm::Value* exec_mask_ = nullptr;
   std::deque<LaneOffsets> offsets_;
   LaneOffsets lane_ids_;
+  llvm::AllocaInst* slots_ = nullptr;  // of RunOperation, one set for the whole function
 };
 
 }  // namespace fargpu::softgpu

@@ -39,13 +39,62 @@ enum RuntimeFunction : int {
   kRuntimeStore,          // (ctx, u64* addresses, u32 mask, u32 bytes, void* in, u32 release)
   kRuntimeAtomic,         // (ctx, u32 code, u64* addresses, u32 mask, void* a, void* b, void* out)
   kRuntimePrintf,         // (ctx, u64* formats, u64* arguments, u32 mask, u32* results)
-  kRuntimeAssert,  // noreturn (ctx, u64* message, u64* file, u32* line, u64* function, u32 mask)
-  kRuntimeRound,   // (ctx, u32 code, void* a, void* b, void* c, void* out): 32 lanes
-  kRuntimeClock,   // u64 (ctx)
-  kRuntimeTimer,   // u64 (ctx): nanoseconds
-  kRuntimeFence,   // (ctx)
+  kRuntimeAssert,     // noreturn (ctx, u64* message, u64* file, u32* line, u64* function, u32 mask)
+  kRuntimeRound,      // (ctx, u32 code, void* a, void* b, void* c, void* out): 32 lanes
+  kRuntimeClock,      // u64 (ctx)
+  kRuntimeTimer,      // u64 (ctx): nanoseconds
+  kRuntimeFence,      // (ctx)
+  kRuntimeOperation,  // (ctx, u32 Operation, u64 code, u32 mask, void* slots, u32 line)
   kRuntimeFunctionCount,
 };
+
+// What kRuntimeOperation does for the lanes in the mask: instructions that are long anyway.
+// Operands lie in slots of kSlotBytes, one element per lane in each; which slot holds what is said
+// here.
+inline constexpr unsigned kSlotBytes = 8 * kWarpSize;
+inline constexpr unsigned kSlots = 48;
+enum class Operation : uint32_t {
+  // Textures. 0-3: results; 4: u64 handle; 5: u64 handle of the sampler (kTextureSampler); 6:
+  // layer;
+  // 7-9: coordinates; 10: level; 11-13, 14-16: gradient; 17-19: offset.
+  kTexture,
+  kTextureGather,
+  kTextureQuery,  // code: ImageQuery; 0: result; 4: handle; 10: level
+  kSurfaceQuery,
+  // Surfaces. 0-3: loaded; 4: u64 handle; 5-7: coordinates; 8-11: stored. Elements of 8 to 64 bits.
+  kSurfaceLoad,
+  kSurfaceStore,
+  kSurfaceReduce,
+};
+// code of kTexture and kTextureGather
+inline constexpr uint64_t kTextureInteger = 1;   // integer coordinates
+inline constexpr uint64_t kTextureLevel = 2;     // slot 10 is given
+inline constexpr uint64_t kTextureGradient = 4;  // slots 11-16 are given
+inline constexpr uint64_t kTextureOffset = 8;    // slots 17-19 are given
+inline constexpr uint64_t kTextureSampler = 16;  // slot 5 is given
+inline constexpr int kTextureComponentShift = 8;
+enum class ImageQuery : uint32_t {
+  kWidth,
+  kHeight,
+  kDepth,
+  kArraySize,
+  kLevels,
+  kSamples,
+  kChannelType,
+  kChannelOrder,
+  kNormalizedCoordinates,
+  kForceUnnormalized,
+  kFilterMode,
+  kAddressMode0,
+  kAddressMode1,
+  kAddressMode2,
+  kMemoryLayout,
+};
+enum class SurfaceBounds : uint32_t { kTrap, kClamp, kZero };
+// code of surface operations: bytes of an element | elements << 8 | SurfaceBounds << 16
+// | AtomicOp << 24 | AtomicType << 32 and these:
+inline constexpr uint64_t kSurfaceFormatted = 1u << 20;  // x counts elements; converts
+inline constexpr uint64_t kSurfaceFloat = 1u << 21;      // what is stored are floats
 
 enum class AtomicOp : uint32_t {
   kAdd,

@@ -13,8 +13,9 @@ using Kind = ptx::Operand::Kind;
 
 bool HasResult(const Instruction& i) {
   static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{
-      "st",        "red", "membar",         "fence",   "trap", "brkpt", "nanosleep", "prefetch",
-      "prefetchu", "cp",  "griddepcontrol", "pmevent", "exit", "ret",   "bra"};
+      "st",        "red",      "membar",    "fence", "trap",           "brkpt",
+      "nanosleep", "prefetch", "prefetchu", "cp",    "griddepcontrol", "pmevent",
+      "exit",      "ret",      "bra",       "sust",  "sured"};
   if (i.opcode == "bar" || i.opcode == "barrier") return i.Has("red");
   return !kNone->contains(i.opcode);
 }

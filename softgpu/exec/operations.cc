@@ -1,0 +1,29 @@
+#include "softgpu/exec/operations.h"
+
+#include <array>
+
+#include "softgpu/exec/image_operations.h"
+#include "softgpu/exec/slots.h"
+
+namespace fargpu::softgpu {
+
+void RunOperation(WarpContext* context, uint32_t operation, uint64_t code, uint32_t mask,
+                  char* slots, uint32_t line) {
+  const OperationCall call = {context, code, mask, Slots(slots), line};
+  switch (static_cast<Operation>(operation)) {
+    case Operation::kTexture:
+      return Texture(call);
+    case Operation::kTextureGather:
+      return TextureGather(call);
+    case Operation::kTextureQuery:
+      return TextureQuery(call);
+    case Operation::kSurfaceQuery:
+      return SurfaceQuery(call);
+    case Operation::kSurfaceLoad:
+    case Operation::kSurfaceStore:
+    case Operation::kSurfaceReduce:
+      return Surface(call, static_cast<Operation>(operation));
+  }
+}
+
+}  // namespace fargpu::softgpu
