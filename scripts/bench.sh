@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures what FarGPU costs, on the software device: calls that wait, launches, copies; beside what
-# the machine itself can do and beside the same program without the network.
+# the machine itself can do and beside the same program without the network. And the software device
+# itself: kernels beside the same loops on the bare CPU.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/bench_figures.sh"
@@ -43,7 +44,9 @@ export FARGPU_SOFTGPU="${FARGPU_SOFTGPU:-memory=2GiB}"
 "$fargpu" up >&2
 mkdir "$FARGPU_HOME/figures"
 bench_measure "$FARGPU_HOME/figures" "$build/perf" "$build/softgpu" "$fargpu" tcp shm
+bench_measure_softgpu "$FARGPU_HOME/figures" "$build/perf" "$build/softgpu"
 bench_print "$FARGPU_HOME/figures" tcp shm
-bench_json "$FARGPU_HOME/figures" tcp shm >"$output"
+bench_print_softgpu "$FARGPU_HOME/figures"
+bench_json "$FARGPU_HOME/figures" tcp shm softgpu >"$output"
 echo
 echo "written to ${output#"$FARGPU_ROOT/"}"

@@ -23,6 +23,41 @@ bench_measure() {
   done
 }
 
+# bench_measure_softgpu FOLDER PROGRAMS LIBRARIES: the software device beside the bare CPU, into
+# FOLDER/softgpu. Where softgpu_bench was not built (no clang with OpenMP) it says so.
+bench_measure_softgpu() {
+  local folder="$1" programs="$2" libraries="$3"
+  if [[ ! -x "$programs/softgpu_bench" ]]; then
+    echo "no softgpu_bench: the software device is not compared with the CPU" >&2
+    : >"$folder/softgpu"
+    return
+  fi
+  echo "measuring the software device beside the bare CPU" >&2
+  LD_LIBRARY_PATH="$libraries" "$programs/softgpu_bench" "${bench_arguments[@]}" >"$folder/softgpu"
+}
+
+# bench_print_softgpu FOLDER: its table.
+bench_print_softgpu() {
+  awk '
+    function cell(name) {
+      if (!(name in median)) return "missing"
+      return sprintf("%.3g (%.3g .. %.3g) %s", median[name], lowest[name], highest[name], unit[name])
+    }
+    { median[$1] = $2; lowest[$1] = $3; highest[$1] = $4; unit[$1] = $5 }
+    /_device / { name = $1; sub(/_device$/, "", name); order[++pairs] = name }
+    END {
+      if (!NR) exit
+      printf "\n%-16s%32s%32s%32s\n", "Software device", "device", "CPU", "CPU / device"
+      for (i = 1; i <= pairs; ++i) {
+        printf "%-16s%32s%32s%32s\n", order[i], cell(order[i] "_device"),
+               cell(order[i] "_baseline"), cell(order[i] "_ratio")
+      }
+      printf "empty launch %s, with wait %s\n", cell("empty_launch"), cell("empty_launch_and_wait")
+      printf "first launch of a kernel of 210 instructions %s, in a second process %s\n",
+             cell("first_launch"), cell("first_launch_cached")
+    }' "$1/softgpu"
+}
+
 # bench_print FOLDER TRANSPORT...: the table.
 bench_print() {
   local folder="$1"

@@ -24,6 +24,11 @@ void Launch::Print(absl::string_view text) {
 
 namespace {
 
+// Independent blocks are taken several at a time, few enough for all threads to end together and
+// for an error to stop the others soon.
+constexpr uint64_t kSharesPerThread = 16;
+constexpr uint64_t kMaxBlocksAtOnce = 256;
+
 int Cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
@@ -46,6 +51,11 @@ class Pool {
   }
 
   void Run(Launch* launch) {
+    if (launch->independent) {
+      const uint64_t shares = static_cast<uint64_t>(threads_ + 1) * kSharesPerThread;
+      launch->blocks_at_once =
+          static_cast<uint32_t>(std::clamp<uint64_t>(launch->blocks / shares, 1, kMaxBlocksAtOnce));
+    }
     const bool shared = launch->blocks > 1 && threads_ > 0;
     if (shared) {
       MutexLock lock(&mutex_);

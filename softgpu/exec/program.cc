@@ -1,6 +1,7 @@
 #include <cstring>
 #include <cuda.h>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -119,10 +120,11 @@ class CompiledProgram : public Program {
       return CudaError(CUDA_ERROR_INVALID_VALUE,
                        absl::StrCat("kernel ", info.name, ": the grid is empty"));
     }
-    ASSIGN_OR_RETURN(const Code code, CodeFor(kernel, config.block));
+    ASSIGN_OR_RETURN(const CompiledKernel code, CodeFor(kernel, config.block));
     launch.config = &config;
     launch.kernel_name = info.name;
     launch.function = code.function;
+    launch.independent = code.independent;
     launch.local_bytes = code.local_bytes;
     launch.variables = addresses_.data();
     const uint64_t static_bytes = info.static_shared_bytes;
@@ -143,40 +145,59 @@ class CompiledProgram : public Program {
   }
 
  private:
-  struct Code {
-    WarpFunction function = nullptr;
-    uint64_t local_bytes = 0;
-  };
   struct Entry {
     Mutex mutex;
     bool flattened ABSL_GUARDED_BY(mutex) = false;
     absl::Status status ABSL_GUARDED_BY(mutex);  // of flattening
     FlatKernel flat ABSL_GUARDED_BY(mutex);
-    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, absl::StatusOr<WarpFunction>> code
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, absl::StatusOr<CompiledKernel>> code
         ABSL_GUARDED_BY(mutex);
   };
 
-  absl::StatusOr<Code> CodeFor(size_t kernel, Dim3 block) {
-    ASSIGN_OR_RETURN(Jit * jit, GetJit());
+  absl::StatusOr<CompiledKernel> CodeFor(size_t kernel, Dim3 block) {
     Entry& entry = entries_[kernel];
     MutexLock lock(&entry.mutex);
-    if (!entry.flattened) {
-      entry.flattened = true;
-      absl::StatusOr<FlatKernel> flat = FlattenKernel(*linked_, kernel);
-      entry.status = flat.status();
-      if (flat.ok()) entry.flat = *std::move(flat);
-    }
-    RETURN_IF_ERROR(entry.status);
     std::tuple<uint32_t, uint32_t, uint32_t> shape = {block.x, block.y, block.z};
-    if (entry.code.find(shape) == entry.code.end() && entry.code.size() >= kMaxShapes) {
+    auto it = entry.code.find(shape);
+    if (it == entry.code.end() && entry.code.size() >= kMaxShapes) {
       block = {0, 0, 0};
       shape = {0, 0, 0};
+      it = entry.code.find(shape);
     }
-    auto it = entry.code.find(shape);
     if (it == entry.code.end())
-      it = entry.code.emplace(shape, jit->Compile(entry.flat, block)).first;
-    if (!it->second.ok()) return it->second.status();
-    return Code{*it->second, entry.flat.local_bytes};
+      it = entry.code.emplace(shape, MakeCode(kernel, block, &entry)).first;
+    return it->second;
+  }
+
+  absl::StatusOr<CompiledKernel> MakeCode(size_t kernel, Dim3 block, Entry* entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry->mutex) {
+    ASSIGN_OR_RETURN(Jit * jit, GetJit());
+    const std::optional<CodeCache::Key> key =
+        jit->CacheKey(TextHash(), kernels()[kernel].name, block);
+    if (key.has_value()) {
+      const std::optional<CompiledKernel> cached = jit->Load(*key);
+      if (cached.has_value()) return *cached;
+    }
+    if (!entry->flattened) {
+      entry->flattened = true;
+      absl::StatusOr<FlatKernel> flat = FlattenKernel(*linked_, kernel);
+      entry->status = flat.status();
+      if (flat.ok()) entry->flat = *std::move(flat);
+    }
+    RETURN_IF_ERROR(entry->status);
+    return jit->Compile(entry->flat, block, key);
+  }
+
+  // Of everything that was linked: all that code depends on, as far as the program goes.
+  const CodeCache::Key& TextHash() {
+    MutexLock lock(&mutex_);
+    if (!text_hash_.has_value()) {
+      CodeCacheHash hash;
+      for (const std::unique_ptr<ptx::Module>& module : linked_->modules())
+        hash.Add(*module->source);
+      text_hash_ = hash.Finish();
+    }
+    return *text_hash_;
   }
 
   absl::StatusOr<Jit*> GetJit() {
@@ -192,6 +213,7 @@ class CompiledProgram : public Program {
   std::vector<uint64_t> addresses_;
   Mutex mutex_;
   std::unique_ptr<Jit> jit_ ABSL_GUARDED_BY(mutex_);
+  std::optional<CodeCache::Key> text_hash_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

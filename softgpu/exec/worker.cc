@@ -80,7 +80,11 @@ FiberStack Worker::TakeStack() {
 void Worker::FiberMain(void* argument) {
   auto* worker = static_cast<Worker*>(argument);
   RunningWarp* warp = worker->running_;
-  warp->block->launch->function(&warp->context);
+  if (warp->block->launch->independent) {
+    RunIndependentBlocks(warp);
+  } else {
+    warp->block->launch->function(&warp->context);
+  }
   warp->state = RunningWarp::State::kDone;
   worker->Abandon();
 }
@@ -130,7 +134,8 @@ RunningWarp* Worker::Resume(RunningWarp* first) {
 bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
   const LaunchConfig& config = *launch->config;
   const uint64_t threads = uint64_t{config.block.x} * config.block.y * config.block.z;
-  const uint64_t warps = (threads + kWarpSize - 1) / kWarpSize;
+  // Independent warps follow each other on one fiber, in the same local memory.
+  const uint64_t warps = launch->independent ? 1 : (threads + kWarpSize - 1) / kWarpSize;
   const uint64_t local_per_warp = launch->local_bytes * kWarpSize;
   if (!block->shared.Ensure(launch->shared_bytes) || !block->local.Ensure(warps * local_per_warp)) {
     launch->Fail(CudaError(
@@ -144,36 +149,61 @@ bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
   block->warps.resize(warps);
   block->live_warps = static_cast<uint32_t>(warps);
   for (RunningBlock::Barrier& barrier : block->barriers) barrier = {};
-  for (uint64_t w = 0; w < warps; ++w) {
-    RunningWarp& warp = block->warps[w];
-    warp.block = block;
-    warp.saved = nullptr;
-    warp.state = RunningWarp::State::kReady;
-    warp.yielded = false;
-    WarpContext& c = warp.context;
-    c.params = launch->params;
-    c.shared_base = block->shared.address();
-    c.shared_bytes = launch->shared_bytes;
-    c.local_base = block->local.address() + w * local_per_warp;
-    c.variables = launch->variables;
-    c.runtime = RuntimeTable();
-    c.block_index[0] = static_cast<uint32_t>(index % config.grid.x);
-    c.block_index[1] = static_cast<uint32_t>(index / config.grid.x % config.grid.y);
-    c.block_index[2] = static_cast<uint32_t>(index / config.grid.x / config.grid.y);
-    c.grid_size[0] = config.grid.x;
-    c.grid_size[1] = config.grid.y;
-    c.grid_size[2] = config.grid.z;
-    c.block_size[0] = config.block.x;
-    c.block_size[1] = config.block.y;
-    c.block_size[2] = config.block.z;
-    c.warp_index = static_cast<uint32_t>(w);
-    const uint64_t lanes = std::min<uint64_t>(kWarpSize, threads - w * kWarpSize);
-    c.active = lanes == kWarpSize ? 0xffffffffu : (1u << lanes) - 1;
-    c.dynamic_shared_bytes = config.dynamic_shared_bytes;
-    c.block = &warp;
-    ready_.push_back(&warp);
-  }
+  for (uint64_t w = 0; w < warps; ++w) PrepareWarp(block, w);
   return true;
+}
+
+void Worker::PrepareWarp(RunningBlock* block, uint64_t index) {
+  const Launch& launch = *block->launch;
+  const LaunchConfig& config = *launch.config;
+  const uint64_t threads = uint64_t{config.block.x} * config.block.y * config.block.z;
+  RunningWarp& warp = block->warps[index];
+  warp.block = block;
+  warp.saved = nullptr;
+  warp.state = RunningWarp::State::kReady;
+  warp.yielded = false;
+  WarpContext& c = warp.context;
+  c.params = launch.params;
+  c.shared_base = block->shared.address();
+  c.shared_bytes = launch.shared_bytes;
+  c.local_base = block->local.address() + index * launch.local_bytes * kWarpSize;
+  c.variables = launch.variables;
+  c.runtime = RuntimeTable();
+  SetBlockIndex(config, block->index, &c);
+  c.grid_size[0] = config.grid.x;
+  c.grid_size[1] = config.grid.y;
+  c.grid_size[2] = config.grid.z;
+  c.block_size[0] = config.block.x;
+  c.block_size[1] = config.block.y;
+  c.block_size[2] = config.block.z;
+  c.warp_index = static_cast<uint32_t>(index);
+  const uint64_t lanes = std::min<uint64_t>(kWarpSize, threads - index * kWarpSize);
+  c.active = lanes == kWarpSize ? 0xffffffffu : (1u << lanes) - 1;
+  c.dynamic_shared_bytes = config.dynamic_shared_bytes;
+  c.block = &warp;
+  ready_.push_back(&warp);
+}
+
+void Worker::SetBlockIndex(const LaunchConfig& config, uint64_t index, WarpContext* c) {
+  c->block_index[0] = static_cast<uint32_t>(index % config.grid.x);
+  c->block_index[1] = static_cast<uint32_t>(index / config.grid.x % config.grid.y);
+  c->block_index[2] = static_cast<uint32_t>(index / config.grid.x / config.grid.y);
+}
+
+// On a fiber, the only one of its worker: this block and all that can be had after it.
+void Worker::RunIndependentBlocks(RunningWarp* warp) {
+  Launch* launch = warp->block->launch;
+  uint64_t index = warp->block->index;
+  uint64_t count = std::min<uint64_t>(launch->blocks_at_once, launch->blocks - index);
+  while (true) {
+    SetBlockIndex(*launch->config, index, &warp->context);
+    warp->context.block_count = static_cast<uint32_t>(count);
+    launch->function(&warp->context);
+    if (launch->failed.load(std::memory_order_relaxed)) return;
+    index = launch->next_block.fetch_add(launch->blocks_at_once, std::memory_order_relaxed);
+    if (index >= launch->blocks) return;
+    count = std::min<uint64_t>(launch->blocks_at_once, launch->blocks - index);
+  }
 }
 
 void Worker::ReleaseBarrier(RunningBlock* block, uint32_t id) {
@@ -274,7 +304,8 @@ void Worker::RunBlocks(Launch* launch) {
   one.push_back(std::move(spare_blocks_.back()));
   spare_blocks_.pop_back();
   while (!launch->failed.load(std::memory_order_relaxed)) {
-    const uint64_t index = launch->next_block.fetch_add(1, std::memory_order_relaxed);
+    const uint64_t index =
+        launch->next_block.fetch_add(launch->blocks_at_once, std::memory_order_relaxed);
     if (index >= launch->blocks) break;
     if (!StartBlock(launch, index, one[0].get())) break;
     Schedule(launch, &one);
@@ -284,6 +315,7 @@ void Worker::RunBlocks(Launch* launch) {
 }
 
 void Worker::RunTogether(Launch* launch, uint64_t first, uint64_t step) {
+  if (launch->independent) return RunBlocks(launch);
   std::vector<std::unique_ptr<RunningBlock>> blocks;
   for (uint64_t index = first; index < launch->blocks; index += step) {
     blocks.push_back(std::make_unique<RunningBlock>());

@@ -75,7 +75,7 @@ class Worker {
   // The worker of the calling thread while it runs a fiber, else null. Async-signal-safe.
   static Worker* Current();
 
-  // Runs blocks first, first + step, ... of `launch` one at a time, as long as TakeBlock gives any.
+  // Takes blocks of `launch` and runs them, as long as there are any.
   void RunBlocks(Launch* launch);
   // Runs blocks first, first + step, ... all at the same time.
   void RunTogether(Launch* launch, uint64_t first, uint64_t step);
@@ -102,6 +102,9 @@ class Worker {
 
  private:
   bool StartBlock(Launch* launch, uint64_t index, RunningBlock* block);
+  void PrepareWarp(RunningBlock* block, uint64_t warp);
+  static void SetBlockIndex(const LaunchConfig& config, uint64_t index, WarpContext* context);
+  static void RunIndependentBlocks(RunningWarp* warp);
   void Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks);
   // Runs fibers, `first` to begin with, until one comes back here; returns which.
   RunningWarp* Resume(RunningWarp* first);

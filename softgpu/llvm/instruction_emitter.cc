@@ -18,6 +18,31 @@ namespace fargpu::softgpu {
 
 using Kind = ptx::Operand::Kind;
 
+namespace {
+
+// Runtime functions that return, or end the launch, without letting another warp run. A new one
+// counts as one that waits until it is named here.
+bool NeverWaits(RuntimeFunction function) {
+  switch (function) {
+    case kRuntimeFault:
+    case kRuntimeTrap:
+    case kRuntimeLoad:
+    case kRuntimeStore:
+    case kRuntimeAtomic:
+    case kRuntimePrintf:
+    case kRuntimeAssert:
+    case kRuntimeRound:
+    case kRuntimeClock:
+    case kRuntimeTimer:
+    case kRuntimeFence:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 InstructionEmitter::InstructionEmitter(const FlatKernel& kernel, const CompileOptions& options,
                                        llvm::Module* module)
     : context_(module->getContext()),
@@ -199,6 +224,16 @@ llvm::Value* InstructionEmitter::ContextField(llvm::Type* type, size_t offset, c
   return load;
 }
 
+llvm::Value* InstructionEmitter::WarpIndex() {
+  if (warp_index_ != nullptr) return warp_index_;
+  return ContextField(builder_.getInt32Ty(), offsetof(WarpContext, warp_index), "warp");
+}
+llvm::Value* InstructionEmitter::BlockIndex(int axis) {
+  if (block_index_[axis] != nullptr) return block_index_[axis];
+  return ContextField(builder_.getInt32Ty(), offsetof(WarpContext, block_index) + 4 * axis,
+                      "ctaid");
+}
+
 const LaneOffsets* InstructionEmitter::Keep(const LaneOffsets& offsets) {
   offsets_.push_back(offsets);
   return &offsets_.back();
@@ -210,6 +245,7 @@ llvm::Type* InstructionEmitter::RegisterType(int reg) {
 
 llvm::Value* InstructionEmitter::CallRuntime(RuntimeFunction function, llvm::Type* result,
                                              std::initializer_list<llvm::Value*> arguments) {
+  suspends_ = suspends_ || !NeverWaits(function);
   std::vector<llvm::Value*> all = {warp_};
   std::vector<llvm::Type*> types = {warp_->getType()};
   for (llvm::Value* argument : arguments) {
@@ -424,7 +460,7 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
   lanes.offsets = &lane_ids_;
   lanes.zero_bits = 5;
   if (name == "%tid" && axis >= 0) {
-    LaneValue warp = field(offsetof(WarpContext, warp_index), "warp");
+    const LaneValue warp = LaneValue::Uniform(WarpIndex());
     if (!shape_known) {
       // Divide the linear index of each thread by the block's sides, known only now.
       llvm::Value* linear = builder_.CreateAdd(Splat(builder_, builder_.CreateShl(warp.scalar, 5)),
@@ -482,12 +518,11 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
     if (shape_known) return LaneValue::Uniform(Int32(block[axis]));
     return field(offsetof(WarpContext, block_size) + 4 * axis, "ntid");
   }
-  if (name == "%ctaid" && axis >= 0)
-    return field(offsetof(WarpContext, block_index) + 4 * axis, "ctaid");
+  if (name == "%ctaid" && axis >= 0) return LaneValue::Uniform(BlockIndex(axis));
   if (name == "%nctaid" && axis >= 0)
     return field(offsetof(WarpContext, grid_size) + 4 * axis, "nctaid");
   if (name == "%laneid") return lanes;
-  if (name == "%warpid") return field(offsetof(WarpContext, warp_index), "warpid");
+  if (name == "%warpid") return LaneValue::Uniform(WarpIndex());
   if (name == "%nwarpid") return LaneValue::Uniform(Int32(32));
   if (name == "%smid" || name == "%gridid" || name == "%envreg0")
     return LaneValue::Uniform(Int32(0));

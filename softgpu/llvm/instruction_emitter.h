@@ -63,6 +63,9 @@ class InstructionEmitter {
   llvm::Value* MaskFromBits(llvm::Value* bits);
   llvm::Value* Any(llvm::Value* mask);  // i1
 
+  // Of the warp that runs.
+  llvm::Value* WarpIndex();
+  llvm::Value* BlockIndex(int axis);
   llvm::Value* CallRuntime(RuntimeFunction function, llvm::Type* result,
                            std::initializer_list<llvm::Value*> arguments);
   // Calls a runtime function that does not return, where `bad` (i1) is true.
@@ -90,6 +93,11 @@ class InstructionEmitter {
   llvm::IRBuilder<> builder_;
   llvm::Function* function_ = nullptr;
   llvm::Value* warp_ = nullptr;  // WarpContext*
+  // Set where code runs more than one warp; otherwise they are in the context.
+  llvm::Value* warp_index_ = nullptr;
+  llvm::Value* block_index_[3] = {};
+  // A runtime function has been called that may let other warps run before it returns.
+  bool suspends_ = false;
 
  private:
   // Operands fetched together: all scalars, or all vectors.

@@ -1,10 +1,13 @@
 #include "softgpu/llvm/jit.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <cuda.h>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "llvm/Config/llvm-config.h"
 #include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/JITTargetMachineBuilder.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
@@ -12,11 +15,13 @@
 #include "llvm/IR/Module.h"
 #include "llvm/IR/Verifier.h"
 #include "llvm/Passes/PassBuilder.h"
+#include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Support/raw_ostream.h"
 #include "llvm/Target/TargetMachine.h"
 
 #include "common/cuda_error.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "softgpu/llvm/dispatch_emitter.h"
 #include "softgpu/llvm/linear_emitter.h"
@@ -67,6 +72,32 @@ void Optimize(llvm::Module* module, llvm::TargetMachine* machine, bool quick) {
       .run(*module, modules);
 }
 
+// What the cache keeps of a kernel, in front of its object file.
+struct CodeHeader {
+  uint64_t local_bytes = 0;
+  uint64_t independent = 0;
+};
+
+// The function's name in every object; each has a library of its own.
+constexpr char kEntry[] = "fargpu_kernel";
+
+const CodeCache& Cache() {
+  static const CodeCache* const cache = new CodeCache(CodeCache::FromEnvironment());
+  return *cache;
+}
+
+bool AlwaysDispatch() {
+  // FARGPU_SOFTGPU_DISPATCH=1 is for tests: the general way for every kernel.
+  static const bool always = std::getenv("FARGPU_SOFTGPU_DISPATCH") != nullptr;
+  return always;
+}
+
+// FARGPU_SOFTGPU_DUMP=1, 2 or 3: the code before and after LLVM's passes, or the object file.
+char DumpStage() {
+  static const char* const dump = std::getenv("FARGPU_SOFTGPU_DUMP");
+  return dump == nullptr ? 0 : dump[0];
+}
+
 class OrcJit : public Jit {
  public:
   OrcJit(std::unique_ptr<llvm::orc::LLJIT> jit, llvm::orc::JITTargetMachineBuilder machine)
@@ -75,10 +106,46 @@ class OrcJit : public Jit {
               machine_.getFeatures().getString().find("+avx512dq") != std::string::npos;
   }
 
-  absl::StatusOr<WarpFunction> Compile(const FlatKernel& kernel, Dim3 block) override {
-    const std::string name = absl::StrCat("kernel_", next_name_.fetch_add(1));
+  std::optional<CodeCache::Key> CacheKey(const CodeCache::Key& program, absl::string_view name,
+                                         Dim3 block) override {
+    static const std::string* const compiler = new std::string(CompilerBuildId());
+    if (!Cache().enabled() || compiler->empty() || DumpStage() != 0) return std::nullopt;
+    const AddressWindow window = DeviceWindow();
+    return CodeCacheHash()
+        .Add(absl::string_view(reinterpret_cast<const char*>(program.data()), program.size()))
+        .Add(name)
+        .Add(block.x)
+        .Add(block.y)
+        .Add(block.z)
+        .Add(window.base)
+        .Add(window.size)
+        .Add(uint64_t{AlwaysDispatch()})
+        .Add(kAbiVersion)
+        .Add(*compiler)
+        .Add(LLVM_VERSION_STRING)
+        .Add(machine_.getCPU())
+        .Add(machine_.getFeatures().getString())
+        .Finish();
+  }
+
+  std::optional<CompiledKernel> Load(const CodeCache::Key& key) override {
+    const std::optional<std::string> contents = Cache().Find(key);
+    CodeHeader header;
+    if (!contents || contents->size() < sizeof header) return std::nullopt;
+    std::memcpy(&header, contents->data(), sizeof header);
+    absl::StatusOr<WarpFunction> function = Link(llvm::MemoryBuffer::getMemBufferCopy(
+        llvm::StringRef(*contents).drop_front(sizeof header), "cached"));
+    if (!function.ok()) {
+      FARGPU_LOG(kWarning, "softgpu: cached code is not usable: ", function.status().message());
+      return std::nullopt;
+    }
+    return CompiledKernel{*function, header.independent != 0, header.local_bytes};
+  }
+
+  absl::StatusOr<CompiledKernel> Compile(const FlatKernel& kernel, Dim3 block,
+                                         const std::optional<CodeCache::Key>& key) override {
     llvm::LLVMContext context;
-    auto module = std::make_unique<llvm::Module>(name, context);
+    auto module = std::make_unique<llvm::Module>(kernel.name, context);
     auto machine = machine_.createTargetMachine();
     if (!machine) return FromLlvm(machine.takeError(), "the target machine");
     module->setDataLayout((*machine)->createDataLayout());
@@ -87,15 +154,14 @@ class OrcJit : public Jit {
     options.block = block;
     options.window = DeviceWindow();
     options.avx512 = avx512_;
-    // FARGPU_SOFTGPU_DISPATCH=1 is for tests: the general way for every kernel.
-    static const bool always_dispatch = std::getenv("FARGPU_SOFTGPU_DISPATCH") != nullptr;
-    bool linear = false;
-    if (!always_dispatch) {
-      ASSIGN_OR_RETURN(linear, EmitLinearKernel(kernel, options, name, module.get()));
+    LinearKernel linear = LinearKernel::kUnfit;
+    if (!AlwaysDispatch()) {
+      ASSIGN_OR_RETURN(linear, EmitLinearKernel(kernel, options, kEntry, module.get()));
     }
-    if (!linear) RETURN_IF_ERROR(EmitDispatchKernel(kernel, options, name, module.get()));
-    const char* dump = std::getenv("FARGPU_SOFTGPU_DUMP");
-    if (dump != nullptr && dump[0] == '1') module->print(llvm::errs(), nullptr);
+    if (linear == LinearKernel::kUnfit) {
+      RETURN_IF_ERROR(EmitDispatchKernel(kernel, options, kEntry, module.get()));
+    }
+    if (DumpStage() == '1') module->print(llvm::errs(), nullptr);
     std::string problem;
     llvm::raw_string_ostream stream(problem);
     if (llvm::verifyModule(*module, &stream)) {
@@ -105,25 +171,43 @@ class OrcJit : public Jit {
     size_t instructions = 0;
     for (const BasicBlock& b : kernel.blocks) instructions += b.instructions.size();
     Optimize(module.get(), machine->get(), instructions > kLongKernel);
-    if (dump != nullptr && dump[0] == '2') module->print(llvm::errs(), nullptr);
+    if (DumpStage() == '2') module->print(llvm::errs(), nullptr);
     auto object = llvm::orc::SimpleCompiler(**machine)(*module);
     if (!object) return FromLlvm(object.takeError(), absl::StrCat("kernel ", kernel.name));
-    if (dump != nullptr && dump[0] == '3') {
-      llvm::errs() << (*object)->getBuffer();
+    if (DumpStage() == '3') llvm::errs() << (*object)->getBuffer();
+    CompiledKernel result;
+    result.independent = linear == LinearKernel::kBlocks;
+    result.local_bytes = kernel.local_bytes;
+    if (key.has_value()) {
+      CodeHeader header;
+      header.local_bytes = result.local_bytes;
+      header.independent = result.independent;
+      const llvm::StringRef code = (*object)->getBuffer();
+      std::string contents(reinterpret_cast<const char*>(&header), sizeof header);
+      contents.append(code.data(), code.size());
+      Cache().Store(*key, contents);
     }
-    if (llvm::Error error = jit_->addObjectFile(std::move(*object))) {
-      return FromLlvm(std::move(error), absl::StrCat("kernel ", kernel.name));
-    }
-    auto symbol = jit_->lookup(name);
-    if (!symbol) return FromLlvm(symbol.takeError(), absl::StrCat("kernel ", kernel.name));
-    return symbol->toPtr<WarpFunction>();
+    ASSIGN_OR_RETURN(result.function, Link(std::move(*object)));
+    return result;
   }
 
  private:
+  absl::StatusOr<WarpFunction> Link(std::unique_ptr<llvm::MemoryBuffer> object) {
+    auto library = jit_->createJITDylib(absl::StrCat("kernel_", next_library_.fetch_add(1)));
+    if (!library) return FromLlvm(library.takeError(), "a library for the code");
+    library->addToLinkOrder(jit_->getMainJITDylib());
+    if (llvm::Error error = jit_->addObjectFile(*library, std::move(object))) {
+      return FromLlvm(std::move(error), "the object file");
+    }
+    auto symbol = jit_->lookup(*library, kEntry);
+    if (!symbol) return FromLlvm(symbol.takeError(), "the kernel's entry");
+    return symbol->toPtr<WarpFunction>();
+  }
+
   std::unique_ptr<llvm::orc::LLJIT> jit_;
   llvm::orc::JITTargetMachineBuilder machine_;
   bool avx512_ = false;
-  std::atomic<int> next_name_{0};
+  std::atomic<int> next_library_{0};
 };
 
 }  // namespace

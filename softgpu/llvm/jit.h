@@ -1,18 +1,27 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "softgpu/compiler.h"
+#include "softgpu/llvm/code_cache.h"
 #include "softgpu/llvm/warp_context.h"
 #include "softgpu/passes/flat_kernel.h"
 
 namespace fargpu::softgpu {
 
 using WarpFunction = void (*)(WarpContext*);
+
+struct CompiledKernel {
+  WarpFunction function = nullptr;
+  // Its warps never wait for each other: a call runs WarpContext::block_count whole blocks.
+  bool independent = false;
+  uint64_t local_bytes = 0;  // per thread
+};
 
 // Machine code for kernels, made by LLVM for this CPU. One per program; its code goes with it.
 // Compile may be called from several threads.
@@ -21,9 +30,17 @@ class Jit {
   static absl::StatusOr<std::unique_ptr<Jit>> Create();
   virtual ~Jit() = default;
 
+  // What kernel `name` of the program with texts hashed to `program` is cached under; null if
+  // nothing is cached.
+  virtual std::optional<CodeCache::Key> CacheKey(const CodeCache::Key& program,
+                                                 absl::string_view name, Dim3 block) = 0;
+  // Code that an earlier process compiled, if there is any.
+  virtual std::optional<CompiledKernel> Load(const CodeCache::Key& key) = 0;
+
   // Code that runs one warp of `kernel`, specialised for blocks of the shape `block` (all zero: any
-  // shape). Errors as by Program::Launch.
-  virtual absl::StatusOr<WarpFunction> Compile(const FlatKernel& kernel, Dim3 block) = 0;
+  // shape), and puts it into the cache under `key`. Errors as by Program::Launch.
+  virtual absl::StatusOr<CompiledKernel> Compile(const FlatKernel& kernel, Dim3 block,
+                                                 const std::optional<CodeCache::Key>& key) = 0;
 };
 
 }  // namespace fargpu::softgpu

@@ -12,10 +12,16 @@ namespace fargpu::softgpu {
 // that diverged meet again, each run under the mask of the lanes that came to it, and values that
 // are the same in all lanes, or differ by amounts known now, stay scalar.
 //
-// False if the kernel needs the dispatcher instead (EmitDispatchKernel): calls, control flow that
+// kUnfit if the kernel needs the dispatcher instead (EmitDispatchKernel): calls, control flow that
 // has no such order, block barriers that part of a warp may reach, or lanes of one warp that may
 // wait for each other. The module is then as before.
-absl::StatusOr<bool> EmitLinearKernel(const FlatKernel& kernel, const CompileOptions& options,
-                                      const std::string& name, llvm::Module* module);
+enum class LinearKernel {
+  kUnfit,
+  kWarp,    // the function runs one warp
+  kBlocks,  // warps never wait: the function runs WarpContext::block_count whole blocks
+};
+absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& kernel,
+                                              const CompileOptions& options,
+                                              const std::string& name, llvm::Module* module);
 
 }  // namespace fargpu::softgpu

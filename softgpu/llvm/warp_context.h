@@ -7,9 +7,11 @@
 namespace fargpu::softgpu {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr int kAbiVersion = 1;
+inline constexpr int kAbiVersion = 2;
 
-// One warp about to run, or running.
+// One warp about to run, or running. Code of kernels whose warps never wait for each other
+// (CompiledKernel::independent) runs all warps of `block_count` blocks from `block_index` on, in
+// the order of their index, and keeps `block_index` and `warp_index` up to date for messages.
 struct WarpContext {
   uint64_t params = 0;        // address of the parameter block
   uint64_t shared_base = 0;   // of the block
@@ -23,6 +25,7 @@ struct WarpContext {
   uint32_t warp_index = 0;
   uint32_t active = 0;  // lanes that exist
   uint32_t dynamic_shared_bytes = 0;
+  uint32_t block_count = 1;
   void* block = nullptr;  // the executor's
 };
 
