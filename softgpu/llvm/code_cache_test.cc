@@ -225,11 +225,11 @@ TEST_F(CodeCacheTest, TheEnvironmentSaysWhere) {
   setenv("XDG_CACHE_HOME", "/xdg", 1);
   EXPECT_EQ(CodeCache::FromEnvironment().folder(), "/xdg/fargpu/softgpu");
   setenv("XDG_CACHE_HOME", "relative", 1);
-  setenv("HOME", "/home/me", 1);
-  EXPECT_EQ(CodeCache::FromEnvironment().folder(), "/home/me/.cache/fargpu/softgpu");
+  setenv("HOME", "/my-home", 1);
+  EXPECT_EQ(CodeCache::FromEnvironment().folder(), "/my-home/.cache/fargpu/softgpu");
   unsetenv("HOME");
   EXPECT_FALSE(CodeCache::FromEnvironment().enabled());
-  setenv("HOME", "/home/me", 1);
+  setenv("HOME", "/my-home", 1);
   setenv("FARGPU_CACHE_BYTES", "0", 1);
   EXPECT_FALSE(CodeCache::FromEnvironment().enabled());
   setenv("FARGPU_CACHE_BYTES", "many", 1);
