@@ -3,6 +3,7 @@
 #include <array>
 
 #include "softgpu/exec/image_operations.h"
+#include "softgpu/exec/matrix_operations.h"
 #include "softgpu/exec/slots.h"
 
 namespace fargpu::softgpu {
@@ -23,6 +24,17 @@ void RunOperation(WarpContext* context, uint32_t operation, uint64_t code, uint3
     case Operation::kSurfaceStore:
     case Operation::kSurfaceReduce:
       return Surface(call, static_cast<Operation>(operation));
+    case Operation::kMatrixMultiply:
+      return MatrixMultiply(call);
+    case Operation::kMatrixLoad:
+      return MatrixLoad(call);
+    case Operation::kMatrixStore:
+      return MatrixStore(call);
+    case Operation::kTileLoad:
+    case Operation::kTileStore:
+      return MoveTiles(call, static_cast<Operation>(operation) == Operation::kTileStore);
+    case Operation::kTileTranspose:
+      return TransposeTile(call);
   }
 }
 

@@ -253,6 +253,18 @@ class InstructionEmitter {
   absl::Status PutOperand(const Instruction& i, const Operand& operand, Type type, unsigned slot);
   llvm::Value* SlotAddress(unsigned slot);
 
+  // emit_matrix.cc
+  absl::Status EmitMatrixMultiply(const Instruction& i);  // mma, wmma.mma
+  absl::Status EmitWmma(const Instruction& i);
+  absl::Status EmitTile(const Instruction& i);  // ldmatrix stmatrix movmatrix
+  absl::StatusOr<MatrixCode> ParseMatrix(const Instruction& i, std::vector<MatrixType>* types);
+  absl::Status PutRegisters(const Instruction& i, const Operand& operand, unsigned slot,
+                            unsigned bits, unsigned count);
+  absl::Status SetRegisters(const Instruction& i, const Operand& operand, unsigned slot,
+                            unsigned bits, unsigned count);
+  // Base and offset of an address in shared memory (an offset) or elsewhere, unchecked, as 64 bits.
+  absl::Status PutUncheckedAddress(const Instruction& i, const Operand& operand, unsigned slot);
+
   // emit_texture.cc
   absl::Status EmitTexture(const Instruction& i);        // tex
   absl::Status EmitTextureGather(const Instruction& i);  // tld4

@@ -68,6 +68,73 @@ enum class Operation : uint32_t {
   kSurfaceLoad,
   kSurfaceStore,
   kSurfaceReduce,
+  // Matrices of a warp. 0-7: D; 8-15: A; 16-23: B; 24-31: C, registers of 32 bits, of f64 64 bits.
+  // code: MatrixCode.
+  kMatrixMultiply,
+  kMatrixLoad,   // 0-7: the fragment; 8: u64 address; 9: u32 stride in elements
+  kMatrixStore,  // the same
+  // code: matrices | kTileTransposed | kTileShared; 0-3: registers; 8: u64 addresses of rows
+  kTileLoad,
+  kTileStore,
+  kTileTranspose,  // 0: result; 8: source
+};
+inline constexpr uint64_t kTileTransposed = 16;
+inline constexpr uint64_t kTileShared = 32;  // addresses are offsets in shared memory
+
+enum class MatrixType : uint8_t {
+  kF16,
+  kBF16,
+  kTF32,
+  kF32,
+  kF64,
+  kS8,
+  kU8,
+  kS4,
+  kU4,
+  kB1,
+  kS32,
+  kE4M3,
+  kE5M2
+};
+// Which matrix a wmma load or store is about.
+enum class MatrixRole : uint8_t { kA, kB, kAccumulator };
+struct MatrixCode {
+  uint16_t m = 0, n = 0, k = 0;
+  MatrixType a = MatrixType::kF16, b = MatrixType::kF16;
+  MatrixType c = MatrixType::kF32, d = MatrixType::kF32;
+  MatrixRole role = MatrixRole::kA;  // of loads and stores; their type is `a`
+  bool column_major_a = false;       // of m8n8k4, and what is loaded or stored
+  bool row_major_b = false;          // of m8n8k4
+  bool clamp = false;                // .satfinite
+  bool and_bits = false;             // of b1: and instead of xor
+  bool quads = false;                // the m8n8k4 of f16: one product per quarter of the warp
+  bool shared = false;               // the address is an offset in shared memory
+
+  constexpr uint64_t Pack() const {
+    const uint64_t flags = (column_major_a ? 1 : 0) | (row_major_b ? 2 : 0) | (clamp ? 4 : 0) |
+                           (and_bits ? 8 : 0) | (quads ? 16 : 0) | (shared ? 32 : 0);
+    return m | uint64_t{n} << 8 | uint64_t{k} << 16 | static_cast<uint64_t>(a) << 32 |
+           static_cast<uint64_t>(b) << 36 | static_cast<uint64_t>(c) << 40 |
+           static_cast<uint64_t>(d) << 44 | static_cast<uint64_t>(role) << 48 | flags << 52;
+  }
+  static constexpr MatrixCode Unpack(uint64_t bits) {
+    MatrixCode code;
+    code.m = bits & 0xff;
+    code.n = bits >> 8 & 0xff;
+    code.k = bits >> 16 & 0xffff;
+    code.a = static_cast<MatrixType>(bits >> 32 & 15);
+    code.b = static_cast<MatrixType>(bits >> 36 & 15);
+    code.c = static_cast<MatrixType>(bits >> 40 & 15);
+    code.d = static_cast<MatrixType>(bits >> 44 & 15);
+    code.role = static_cast<MatrixRole>(bits >> 48 & 15);
+    code.column_major_a = (bits >> 52 & 1) != 0;
+    code.row_major_b = (bits >> 53 & 1) != 0;
+    code.clamp = (bits >> 54 & 1) != 0;
+    code.and_bits = (bits >> 55 & 1) != 0;
+    code.quads = (bits >> 56 & 1) != 0;
+    code.shared = (bits >> 57 & 1) != 0;
+    return code;
+  }
 };
 // code of kTexture and kTextureGather
 inline constexpr uint64_t kTextureInteger = 1;   // integer coordinates

@@ -15,8 +15,9 @@ bool HasResult(const Instruction& i) {
   static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{
       "st",        "red",      "membar",    "fence", "trap",           "brkpt",
       "nanosleep", "prefetch", "prefetchu", "cp",    "griddepcontrol", "pmevent",
-      "exit",      "ret",      "bra",       "sust",  "sured"};
+      "exit",      "ret",      "bra",       "sust",  "sured",          "stmatrix"};
   if (i.opcode == "bar" || i.opcode == "barrier") return i.Has("red");
+  if (i.opcode == "wmma") return !i.Has("store");
   return !kNone->contains(i.opcode);
 }
 
