@@ -45,6 +45,10 @@ llvm::orc::JITTargetMachineBuilder HostMachine() {
   (void)initialized;
   auto builder = llvm::cantFail(llvm::orc::JITTargetMachineBuilder::detectHost());
   builder.setCodeGenOptLevel(llvm::CodeGenOptLevel::Default);
+  // LLVM 19 takes a >= b on vectors of halves for a <= b where both occur: it exchanges the
+  // operands of VCMPPH without exchanging the predicate. Without the feature it compares in single
+  // precision.
+  builder.getFeatures().AddFeature("avx512fp16", false);
   builder.getOptions().AllowFPOpFusion = llvm::FPOpFusion::Strict;
   return builder;
 }
