@@ -132,6 +132,13 @@ class CliTest(unittest.TestCase):
         self.assertEqual(self.run_program("true", memory="4GB").returncode, 125)
         self.assertEqual(self.run_program("true", cores="101").returncode, 125)
         self.assertEqual(self.fargpu("run", "--", "true").returncode, 125)
+        self.assertEqual(self.fargpu("run", "-m", "1GiB", "--wait", "nan", "--", "true").returncode,
+                         125)
+        with open("/dev/full", "w", encoding="ascii") as full:
+            pool = subprocess.run([str(self.root / "bin" / "fargpu"), "pool"], env=self.env,
+                                  stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual((pool.returncode, pool.stderr),
+                         (1, "fargpu: the output could not be written\n"))
         self.assertEqual(self.fargpu("leases").stdout, "No leases.\n")
 
     def test_two_leases_share_a_card_and_a_third_is_refused(self):

@@ -36,5 +36,11 @@ int main(int argc, char** argv) {
               << "--help`\n";
     return run ? fargpu::cli::kExitRunFailed : fargpu::cli::kExitUsage;
   }
-  return action();
+  const int status = action();
+  // The verbs write to a stream whose errors, a full disk perhaps, show only now.
+  if (status == 0 && !std::cout.flush()) {
+    std::cerr << "fargpu: the output could not be written\n";
+    return fargpu::cli::kExitFailure;
+  }
+  return status;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -148,6 +149,9 @@ int Run(const GlobalOptions& globals, const RunOptions& options) {
     return Fail(
         absl::InvalidArgumentError(absl::StrCat("--memory: ", memory_mib.status().message())),
         kExitRunFailed);
+  }
+  if (std::isnan(options.wait_seconds)) {
+    return Fail(absl::InvalidArgumentError("--wait: nan is no number of seconds"), kExitRunFailed);
   }
   const absl::StatusOr<std::string> library_dir = ClientLibraryDir();
   if (!library_dir.ok()) return Fail(library_dir.status(), kExitRunFailed);

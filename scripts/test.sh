@@ -50,7 +50,7 @@ for preset in "${presets[@]}"; do
     asan)
       cmake --preset asan "${FARGPU_CMAKE_ARGUMENTS[@]}"
       ninja -C build/asan --quiet
-      run_tests asan --label-regex '^(unit|wire)$'
+      run_tests asan --label-regex '^(unit|wire|e2e)$'
       ;;
     tsan)
       # Where our threads meet: the transport, the ledger and allocator, a worker's session.

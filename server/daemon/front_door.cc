@@ -18,6 +18,12 @@
 #include "transport/control/control_channel.h"
 
 namespace fargpu::server {
+namespace {
+
+constexpr absl::Duration kReportWindow = absl::Seconds(1);
+constexpr size_t kReportsPerWindow = 50;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Open(Options options, LeaseTable* leases,
                                                            WorkerPool* workers) {
@@ -77,8 +83,8 @@ void FrontDoor::Receive(UniqueFd socket) {
   {
     MutexLock lock(&mutex_);
     if (guests_ >= 2 * options_.max_guests) {
-      FARGPU_LOG(kWarning, "turned away ", transport::PeerName(socket.get()), ": ", guests_,
-                 " others are at the door, the limit");
+      ReportTurnedAway(transport::PeerName(socket.get()),
+                       absl::StrCat(guests_, " others are at the door, the limit"));
       return;
     }
     if (guests_ >= options_.max_guests && !strangers_.empty()) {
@@ -92,13 +98,26 @@ void FrontDoor::Receive(UniqueFd socket) {
   std::thread([this, stranger, guest = std::make_shared<UniqueFd>(std::move(socket))] {
     const std::string name = transport::PeerName(guest->get());
     const absl::Status status = Serve(std::move(*guest), stranger);
-    if (!status.ok()) {
-      FARGPU_LOG(kWarning, "turned away ", name, ": ", std::string(status.message()));
-    }
     MutexLock lock(&mutex_);
+    if (!status.ok()) ReportTurnedAway(name, status.message());
     --guests_;
     left_.SignalAll();
   }).detach();  // the destructor waits for guests_
+}
+
+void FrontDoor::ReportTurnedAway(const std::string& name, absl::string_view why) {
+  const absl::Time now = absl::Now();
+  if (now - reports_since_ >= kReportWindow) {
+    if (unreported_ > 0) FARGPU_LOG(kWarning, "turned away ", unreported_, " more like the last");
+    reports_since_ = now;
+    reports_ = unreported_ = 0;
+  }
+  if (reports_ == kReportsPerWindow) {
+    ++unreported_;
+    return;
+  }
+  ++reports_;
+  FARGPU_LOG(kWarning, "turned away ", name, ": ", why);
 }
 
 absl::Status FrontDoor::Serve(UniqueFd socket, Stranger stranger) {

@@ -49,6 +49,9 @@ class FrontDoor {
   // A second descriptor of a guest's socket, by which it can be put out.
   using Stranger = std::shared_ptr<const UniqueFd>;
   absl::Status Serve(UniqueFd socket, Stranger stranger);
+  // One log line, unless strangers come by the hundred: then one now and then that counts them.
+  void ReportTurnedAway(const std::string& name, absl::string_view why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
   LeaseTable* const leases_;
@@ -61,6 +64,9 @@ class FrontDoor {
   size_t guests_ ABSL_GUARDED_BY(mutex_) = 0;
   // Guests who have proved nothing yet, in the order in which they came.
   std::list<Stranger> strangers_ ABSL_GUARDED_BY(mutex_);
+  absl::Time reports_since_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  size_t reports_ ABSL_GUARDED_BY(mutex_) = 0;  // since then
+  size_t unreported_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread thread_;
 };
 

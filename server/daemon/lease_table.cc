@@ -73,6 +73,11 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
+absl::Status MakeDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) return absl::OkStatus();
+  return ErrnoStatus(absl::StrCat("mkdir ", path));
+}
+
 const DeviceInfo* FindDevice(const std::vector<DeviceInfo>& devices, const std::string& uuid) {
   const auto found = std::find_if(devices.begin(), devices.end(), [&](const DeviceInfo& device) {
     return UuidText(device) == uuid;
@@ -84,9 +89,7 @@ const DeviceInfo* FindDevice(const std::vector<DeviceInfo>& devices, const std::
 
 absl::StatusOr<std::unique_ptr<LeaseTable>> LeaseTable::Open(const std::string& directory,
                                                              std::vector<DeviceInfo> devices) {
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return ErrnoStatus(absl::StrCat("mkdir ", directory));
-  }
+  RETURN_IF_ERROR(MakeDirectory(directory));
   auto table = std::unique_ptr<LeaseTable>(new LeaseTable(directory, std::move(devices)));
   RETURN_IF_ERROR(table->Load());
   return table;
@@ -153,6 +156,7 @@ absl::Status LeaseTable::Reserve(Lease lease) {
   MutexLock lock(&mutex_);
   if (leases_.count(lease.id) != 0) return absl::OkStatus();
   RETURN_IF_ERROR(Check(lease));
+  RETURN_IF_ERROR(MakeDirectory(directory_));  // somebody may have cleaned up too well
   ASSIGN_OR_RETURN(
       lease.ledger,
       memory::LeaseLedger::Create(PathOf(lease.id, kLedgerSuffix),

@@ -88,6 +88,14 @@ TEST_F(LeaseTableTest, FilesAreForTheDaemonOnly) {
   EXPECT_EQ(files, 2);
 }
 
+TEST_F(LeaseTableTest, LendsOnAfterItsDirectoryWasDeleted) {
+  auto table = Open();
+  std::filesystem::remove_all(directory_ + "/leases");
+  ASSERT_OK(table->Reserve(Ask(kGiB)));
+  table.reset();
+  EXPECT_EQ(Open()->All().size(), 1u);
+}
+
 TEST_F(LeaseTableTest, LendsNoMoreThanThereIs) {
   auto table = Open();
   ASSERT_OK(table->Reserve(Ask(5 * kGiB)));

@@ -101,7 +101,8 @@ class ClientTest(E2eTest):
     def test_closed_standard_streams_stay_closed(self):
         # A descriptor of ours in place of the program's stdout would get what it prints.
         with Pool() as pool:
-            program = pool.start('/bin/sh', '-c', f'exec {PROGRAMS}/hold 16 300 <&- >&-')
+            hold = ' '.join(str(part) for part in preloaded(PROGRAMS / 'hold'))
+            program = pool.start('/bin/sh', '-c', f'exec {hold} 16 300 <&- >&-')
             pid = wait_until(lambda: next(iter(named(program, 'hold')), None), RUN_LIMIT_S,
                              'the program runs')
             wait_until(lambda: pool.leases() and pool.leases()[0]['sessions'] == '1', RUN_LIMIT_S,

@@ -229,19 +229,14 @@ absl::StatusOr<std::unique_ptr<ControlChannel>> AcceptChannel(UniqueFd socket,
   std::unique_ptr<ByteStream> stream;
   std::optional<ucred> credentials;
   std::optional<LeaseId> proved;
-  std::string who = "a tcp client";
   if (is_unix) {
     credentials = CredentialsOf(socket.get());
-    if (credentials.has_value()) {
-      who = absl::StrCat("process ", credentials->pid, " of user ", credentials->uid);
-    }
     stream = NewPlainStream(std::move(socket));
   } else {
-    who = PeerName(socket.get());
     LeaseId lease;
     absl::StatusOr<std::unique_ptr<ByteStream>> tls =
         TlsAccept(std::move(socket), lookup, deadline, &lease);
-    if (!tls.ok()) return WithContext(who, tls.status());
+    RETURN_IF_ERROR(tls.status());
     stream = *std::move(tls);
     proved = lease;
   }
@@ -251,8 +246,7 @@ absl::StatusOr<std::unique_ptr<ControlChannel>> AcceptChannel(UniqueFd socket,
     const absl::StatusOr<size_t> count =
         stream->Read(absl::MakeSpan(preamble + filled, sizeof(preamble) - filled), deadline);
     if (!count.ok()) {
-      return WithContext(absl::StrCat(who, ": preamble ended after ", filled, " bytes"),
-                         count.status());
+      return WithContext(absl::StrCat("preamble ended after ", filled, " bytes"), count.status());
     }
     filled += *count;
   }
@@ -262,8 +256,8 @@ absl::StatusOr<std::unique_ptr<ControlChannel>> AcceptChannel(UniqueFd socket,
   PutPrefix(verdict, kVerdictMagic, lease.ok() ? kAccepted : kRefused);
   // Eight bytes fit into any socket's buffer; a client that is gone shows later.
   const absl::Status written = stream->Write(verdict, deadline);
-  if (!lease.ok()) return WithContext(who, lease.status());
-  if (!written.ok()) return WithContext(who, written);
+  RETURN_IF_ERROR(lease.status());
+  RETURN_IF_ERROR(written);
   return std::make_unique<ControlChannelImpl>(std::move(stream), *lease, credentials,
                                               /*verdict_due=*/false);
 }

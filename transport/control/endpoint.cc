@@ -297,8 +297,16 @@ std::string PeerName(int socket) {
   auto* const generic = reinterpret_cast<sockaddr*>(&peer);
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];
-  if (getpeername(socket, generic, &size) != 0 ||
-      getnameinfo(generic, size, host, sizeof(host), port, sizeof(port),
+  if (getpeername(socket, generic, &size) != 0) return "an unknown peer";
+  if (peer.ss_family == AF_UNIX) {
+    ucred process = {};
+    socklen_t process_size = sizeof(process);
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &process, &process_size) != 0) {
+      return "an unknown process";
+    }
+    return absl::StrCat("process ", process.pid, " of user ", process.uid);
+  }
+  if (getnameinfo(generic, size, host, sizeof(host), port, sizeof(port),
                   NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
     return "an unknown peer";
   }
