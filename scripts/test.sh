@@ -8,7 +8,7 @@ usage() {
   cat <<'TXT'
 scripts/test.sh [--quick] [--preset NAME]...
   --quick         only the dev build's tests, without the sanitizers
-  --preset NAME   only that build: dev, asan or tsan (may be repeated)
+  --preset NAME   only that build: dev, clang, asan or tsan (may be repeated)
 TXT
 }
 
@@ -22,7 +22,7 @@ while (($#)); do
   esac
   shift
 done
-((${#presets[@]})) || presets=(dev asan tsan)
+((${#presets[@]})) || presets=(dev clang asan tsan)
 
 "$FARGPU_ROOT/scripts/setup.sh"
 cd "$FARGPU_ROOT"
@@ -47,19 +47,25 @@ for preset in "${presets[@]}"; do
       ninja -C build/dev --quiet
       run_tests dev
       ;;
+    clang)
+      # The other compiler: its warnings, and the thread-safety analysis that only it has.
+      cmake --preset clang "${FARGPU_CMAKE_ARGUMENTS[@]}"
+      ninja -C build/clang --quiet
+      ;;
     asan)
       cmake --preset asan "${FARGPU_CMAKE_ARGUMENTS[@]}"
       ninja -C build/asan --quiet
       run_tests asan --label-regex '^(unit|wire|e2e)$'
       ;;
     tsan)
-      # Where our threads meet: the transport, the ledger and allocator, a worker's session.
+      # Where our threads meet: the transport, the ledger and allocator, a worker's session, the
+      # daemon.
       cmake --preset tsan "${FARGPU_CMAKE_ARGUMENTS[@]}" \
         -DFARGPU_PARTS="common;protocol;transport;memory;server"
       tests=(transport_link_test transport_spin_test transport_connection_conformance_test
              transport_ucx_link_test transport_control_test memory_lease_ledger_test
              memory_device_allocator_test memory_address_space_test server_session_test
-             server_handlers_test)
+             server_handlers_test server_worker_pool_test server_lease_table_test)
       ninja -C build/tsan --quiet "${tests[@]}"
       run_tests tsan --tests-regex "^($(IFS='|' && echo "${tests[*]}"))\$"
       ;;

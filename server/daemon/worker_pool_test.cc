@@ -334,6 +334,10 @@ TEST_F(WorkerPoolTest, SaysWhyADriverDoesNotWork) {
   other.driver = "/nowhere/libcuda.so.1";
   const auto missing = ProbeDriver(other, absl::Now() + kTestLimit);
   EXPECT_THAT(std::string(missing.status().message()), testing::HasSubstr("/nowhere/libcuda.so.1"));
+  // No thread may start a worker while the environment changes.
+  door_.reset();
+  pool_->Shutdown();
+  pool_.reset();
   setenv("FARGPU_FAKE_CUDA", "no-device", 1);
   const auto no_device = ProbeDriver(command_, absl::Now() + kTestLimit);
   EXPECT_THAT(std::string(no_device.status().message()),
