@@ -2,7 +2,25 @@
 
 #include <cstdint>
 
+#include "softgpu/llvm/warp_context.h"
+
 namespace fargpu::softgpu {
+
+// Of the word that an operation on `type` replaces.
+inline uint32_t AtomicBytes(AtomicType type) {
+  switch (type) {
+    case AtomicType::kU64:
+    case AtomicType::kS64:
+    case AtomicType::kF64:
+      return 8;
+    case AtomicType::kF16:
+    case AtomicType::kBF16:
+    case AtomicType::kU16:
+      return 2;
+    default:
+      return 4;
+  }
+}
 
 // atom/red for the lanes in `mask`, in lane order. `code` is as in AtomicOp (warp_context.h).
 // Addresses are checked already.

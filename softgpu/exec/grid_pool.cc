@@ -1,6 +1,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <thread>
@@ -35,9 +36,14 @@ int Cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+uint32_t NextWorkerNumber() {
+  static std::atomic<uint32_t> next{0};
+  return next.fetch_add(1, std::memory_order_relaxed) % WorkerCount();
+}
+
 Worker* ThreadWorker() {
   static thread_local std::unique_ptr<Worker> worker;
-  if (worker == nullptr) worker = std::make_unique<Worker>();
+  if (worker == nullptr) worker = std::make_unique<Worker>(NextWorkerNumber());
   return worker.get();
 }
 
@@ -113,7 +119,7 @@ void RunCooperative(Launch* launch) {
   std::vector<std::thread> threads;
   for (uint64_t k = 1; k < count; ++k) {
     threads.emplace_back([launch, k, count] {
-      Worker worker;
+      Worker worker(static_cast<uint32_t>(k));
       worker.RunTogether(launch, k, count);
     });
   }
@@ -122,6 +128,11 @@ void RunCooperative(Launch* launch) {
 }
 
 }  // namespace
+
+uint32_t WorkerCount() {
+  static const uint32_t count = static_cast<uint32_t>(Cores());
+  return count;
+}
 
 absl::Status RunGrid(Launch* launch) {
   if (launch->config->cooperative) {

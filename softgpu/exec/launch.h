@@ -21,9 +21,13 @@ struct Launch {
   bool independent = false;     // see CompiledKernel
   uint32_t blocks_at_once = 1;  // independent: taken together by a thread
   const uint64_t* variables = nullptr;
-  uint64_t params = 0;       // address in the device window
-  uint64_t local_bytes = 0;  // per thread
-  uint64_t shared_bytes = 0;
+  uint64_t params = 0;              // address in the device window
+  uint64_t local_bytes = 0;         // per thread
+  uint64_t shared_bytes = 0;        // all that the kernel may touch
+  uint32_t total_shared_bytes = 0;  // without what is reserved for cooperative groups
+  uint32_t reserved_shared_offset = 0;
+  uint64_t grid_number = 0;
+  uint64_t grid_workspace = 0;  // address in the device window
   uint64_t blocks = 0;
 
   std::atomic<uint64_t> next_block{0};

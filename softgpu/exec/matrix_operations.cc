@@ -8,10 +8,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "absl/strings/str_format.h"
-
 #include "softgpu/exec/half.h"
-#include "softgpu/exec/launch_failure.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -373,26 +370,6 @@ void MultiplyQuads(const OperationCall& call, const MatrixCode& code) {
   }
 }
 
-// The plain address for `offset`, an address of the instruction; [address, address + bytes) is
-// memory of the kernel, or the launch ends.
-uint64_t Checked(const OperationCall& call, int lane, bool shared, uint64_t offset, uint64_t bytes,
-                 uint64_t alignment) {
-  const WarpContext& c = *call.context;
-  const bool inside = shared ? offset <= c.shared_bytes && c.shared_bytes - offset >= bytes
-                             : InWindow(offset, bytes);
-  if (!inside) {
-    EndLaunch(call.context, CUDA_ERROR_ILLEGAL_ADDRESS,
-              absl::StrFormat("%s, %s, PTX line %u: access of %u bytes at 0x%x", Where(&c),
-                              ThreadOf(&c, lane), call.line, bytes, offset));
-  }
-  if (offset % alignment != 0) {
-    EndLaunch(call.context, CUDA_ERROR_MISALIGNED_ADDRESS,
-              absl::StrFormat("%s, %s, PTX line %u: address 0x%x is not a multiple of %u",
-                              Where(&c), ThreadOf(&c, lane), call.line, offset, alignment));
-  }
-  return shared ? c.shared_base + offset : offset;
-}
-
 // Calls visit(register, lane, byte offset in memory, bytes, byte offset in the register) for every
 // piece of a fragment that is contiguous in memory.
 template <typename Visit>
@@ -443,7 +420,7 @@ char* MatrixAddress(const OperationCall& call, const MatrixCode& code, uint64_t*
   const uint64_t length = code.column_major_a ? rows : columns;
   const uint64_t bytes = ((lines - 1) * *stride + length) * BitsOf(code.a) / 8;
   return reinterpret_cast<char*>(
-      Checked(call, lane, code.shared, offset, bytes, std::max(BitsOf(code.a) / 8, 1u)));
+      PlainAddress(call, lane, code.shared, offset, bytes, std::max(BitsOf(code.a) / 8, 1u)));
 }
 
 }  // namespace
@@ -536,7 +513,7 @@ void MoveTiles(const OperationCall& call, bool store) {
     for (uint32_t row = 0; row < kTileSide; ++row) {
       const int lane = static_cast<int>(tile * kTileSide + row);
       auto* memory = reinterpret_cast<char*>(
-          Checked(call, lane, shared, call.slots.Of<uint64_t>(8)[lane], 16, 16));
+          PlainAddress(call, lane, shared, call.slots.Of<uint64_t>(8)[lane], 16, 16));
       if (store) {
         std::memcpy(memory, elements + row * kTileSide, 16);
       } else {

@@ -1,7 +1,6 @@
 #include "softgpu/exec/operations.h"
 
-#include <array>
-
+#include "softgpu/exec/async_operations.h"
 #include "softgpu/exec/image_operations.h"
 #include "softgpu/exec/matrix_operations.h"
 #include "softgpu/exec/slots.h"
@@ -35,6 +34,14 @@ void RunOperation(WarpContext* context, uint32_t operation, uint64_t code, uint3
       return MoveTiles(call, static_cast<Operation>(operation) == Operation::kTileStore);
     case Operation::kTileTranspose:
       return TransposeTile(call);
+    case Operation::kCopy:
+      return Copy(call);
+    case Operation::kBulkCopy:
+      return BulkCopy(call);
+    case Operation::kBarrierObject:
+      return BarrierObject(call);
+    case Operation::kAtomic128:
+      return Atomic128(call);
   }
 }
 

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstring>
 #include <cuda.h>
 #include <map>
@@ -24,10 +25,14 @@ namespace {
 // A kernel launched with more block shapes than this gets code for any shape.
 constexpr int kMaxShapes = 8;
 
+// Shared memory per block that cooperative groups use for themselves.
+constexpr uint64_t kReservedSharedBytes = 1024;
+
 // Parameter blocks in the device window, reused from launch to launch.
 class ParamBlocks {
  public:
-  static constexpr uint64_t kBytes = 32768;  // the largest parameter block of PTX is 32764 bytes
+  // Behind the parameters lies what the blocks of a cooperative grid synchronise on.
+  static constexpr uint64_t kWorkspaceBytes = 64;
   static ParamBlocks& Get() {
     static ParamBlocks* const blocks = new ParamBlocks;
     return *blocks;
@@ -41,7 +46,7 @@ class ParamBlocks {
         return address;
       }
     }
-    return ReserveWindowRange(kBytes);
+    return ReserveWindowRange(kParamBlockBytes + kWorkspaceBytes);
   }
   void Give(uint64_t address) {
     MutexLock lock(&mutex_);
@@ -56,7 +61,12 @@ class ParamBlocks {
 class CompiledProgram : public Program {
  public:
   CompiledProgram(std::unique_ptr<LinkedProgram> linked)
-      : linked_(std::move(linked)), entries_(linked_->kernels().size()) {}
+      : linked_(std::move(linked)), entries_(linked_->kernels().size()) {
+    for (const std::unique_ptr<ptx::Module>& module : linked_->modules()) {
+      reserves_shared_ =
+          reserves_shared_ || module->source->find("%reserved_smem_offset") != std::string::npos;
+    }
+  }
 
   const std::vector<KernelInfo>& kernels() const override { return linked_->kernels(); }
   const std::vector<VariableInfo>& variables() const override { return linked_->variables(); }
@@ -109,7 +119,7 @@ class CompiledProgram : public Program {
                                     config.block.y, " x ", config.block.z, " threads; at most ",
                                     info.max_threads_per_block, " are allowed"));
     }
-    if (config.params.size() < info.param_bytes || config.params.size() > ParamBlocks::kBytes) {
+    if (config.params.size() < info.param_bytes || config.params.size() > kParamBlockBytes) {
       return CudaError(CUDA_ERROR_INVALID_VALUE,
                        absl::StrCat("kernel ", info.name, ": ", config.params.size(),
                                     " bytes of parameters, not ", info.param_bytes));
@@ -131,6 +141,12 @@ class CompiledProgram : public Program {
     launch.shared_bytes = config.dynamic_shared_bytes == 0
                               ? static_bytes
                               : (static_bytes + 15) / 16 * 16 + config.dynamic_shared_bytes;
+    launch.total_shared_bytes = static_cast<uint32_t>(launch.shared_bytes);
+    if (reserves_shared_) {
+      launch.reserved_shared_offset =
+          static_cast<uint32_t>((launch.shared_bytes + 127) / 128 * 128);
+      launch.shared_bytes = launch.reserved_shared_offset + kReservedSharedBytes;
+    }
     launch.params = ParamBlocks::Get().Take();
     if (launch.params == 0) {
       return CudaError(CUDA_ERROR_OUT_OF_MEMORY, "no room in the device window for parameters");
@@ -139,6 +155,10 @@ class CompiledProgram : public Program {
       std::memcpy(reinterpret_cast<void*>(launch.params), config.params.data(),
                   config.params.size());
     }
+    launch.grid_workspace = launch.params + kParamBlockBytes;
+    std::memset(reinterpret_cast<void*>(launch.grid_workspace), 0, ParamBlocks::kWorkspaceBytes);
+    static std::atomic<uint64_t> next_grid{1};
+    launch.grid_number = next_grid.fetch_add(1, std::memory_order_relaxed);
     absl::Status status = RunGrid(&launch);
     ParamBlocks::Get().Give(launch.params);
     return status;
@@ -211,6 +231,7 @@ class CompiledProgram : public Program {
   std::unique_ptr<LinkedProgram> linked_;
   std::vector<Entry> entries_;
   std::vector<uint64_t> addresses_;
+  bool reserves_shared_ = false;  // a kernel may use kReservedSharedBytes
   Mutex mutex_;
   std::unique_ptr<Jit> jit_ ABSL_GUARDED_BY(mutex_);
   std::optional<CodeCache::Key> text_hash_ ABSL_GUARDED_BY(mutex_);

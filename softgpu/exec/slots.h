@@ -28,4 +28,9 @@ struct OperationCall {
   uint32_t line;  // of the instruction
 };
 
+// The plain address for `offset`, an offset in shared memory or an address. [offset, offset +
+// bytes) is memory of the kernel and `offset` a multiple of `alignment`, or the launch ends.
+uint64_t PlainAddress(const OperationCall& call, int lane, bool shared, uint64_t offset,
+                      uint64_t bytes, uint64_t alignment);
+
 }  // namespace fargpu::softgpu

@@ -39,7 +39,7 @@ bool WindowArena::Ensure(uint64_t bytes) {
   return address_ != 0;
 }
 
-Worker::Worker() {
+Worker::Worker(uint32_t number) : number_(number) {
   InstallFaultHandler();
   // Kernels overflow their own stack sometimes, so the handler needs another one.
   stack_t present = {};
@@ -180,6 +180,12 @@ void Worker::PrepareWarp(RunningBlock* block, uint64_t index) {
   const uint64_t lanes = std::min<uint64_t>(kWarpSize, threads - index * kWarpSize);
   c.active = lanes == kWarpSize ? 0xffffffffu : (1u << lanes) - 1;
   c.dynamic_shared_bytes = config.dynamic_shared_bytes;
+  c.multiprocessor = number_;
+  c.multiprocessors = WorkerCount();
+  c.total_shared_bytes = launch.total_shared_bytes;
+  c.reserved_shared_offset = launch.reserved_shared_offset;
+  c.grid_number = launch.grid_number;
+  c.grid_workspace = launch.grid_workspace;
   c.block = &warp;
   ready_.push_back(&warp);
 }

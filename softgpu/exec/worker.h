@@ -67,7 +67,8 @@ struct RunningBlock {
 // thread; while it exists and a fiber runs, faults of the thread end the launch.
 class Worker {
  public:
-  Worker();
+  // `number` is what the kernels that it runs see as %smid, below WorkerCount().
+  explicit Worker(uint32_t number);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -112,6 +113,7 @@ class Worker {
   static void FiberMain(void* argument);
   FiberStack TakeStack();
 
+  const uint32_t number_;
   std::vector<FiberStack> free_stacks_;
   std::deque<RunningWarp*> ready_;
   RunningWarp* running_ = nullptr;
@@ -119,6 +121,9 @@ class Worker {
   std::vector<std::unique_ptr<RunningBlock>> spare_blocks_;
   void* signal_stack_ = nullptr;
 };
+
+// Threads that run blocks of one grid at the same time, at most.
+uint32_t WorkerCount();
 
 // Installs the process-wide handler of SIGSEGV and SIGBUS, once. Faults that no kernel caused go
 // to the handler that was there before.

@@ -13,7 +13,6 @@ using ptx::Space;
 
 absl::Status InstructionEmitter::EmitAtomic(const Instruction& i) {
   ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
-  if (access.count != 1 || i.Has("v2") || i.Has("v4")) return Unsupported(i, "vector atomics");
   const bool returns = i.opcode == "atom";
   const size_t at = returns ? 1 : 0;
   struct Row {
@@ -32,6 +31,7 @@ absl::Status InstructionEmitter::EmitAtomic(const Instruction& i) {
   }
   if (row == nullptr) return Malformed(i, "unknown operation");
   const Type type = access.type;
+  if (type.bits == 128) return EmitAtomic128(i, access, row->op);
   AtomicType code;
   const bool bitwise = row->op == AtomicOp::kExchange || row->op == AtomicOp::kCompareExchange ||
                        row->op == AtomicOp::kAnd || row->op == AtomicOp::kOr ||
@@ -62,24 +62,67 @@ absl::Status InstructionEmitter::EmitAtomic(const Instruction& i) {
       type.is_float() && type.bits >= 32 && type.lanes == 1 ? Type::kFloat : Type::kBits, 1,
       type.bits};
   llvm::Type* element = IntType(type.bits);
-  ASSIGN_OR_RETURN(LaneValue a, Get(i, at + 1, bits));
-  llvm::Value* va = AsVector(builder_, CastTo(a, element));
-  llvm::Value* vb = va;
-  if (row->op == AtomicOp::kCompareExchange) {
-    ASSIGN_OR_RETURN(LaneValue b, Get(i, at + 2, bits));
-    vb = AsVector(builder_, CastTo(b, element));
-  }
-  if (at >= i.operands.size()) return Malformed(i, "the address is missing");
+  if (i.operands.size() < at + 2) return Malformed(i, "operands are missing");
   ASSIGN_OR_RETURN(const LaneValue address,
                    CheckedAddress(i, i.operands[at], access.space, access.bytes()));
-  llvm::Value* out = EntryAlloca(VectorOf(element), "old");
   const uint32_t word = static_cast<uint32_t>(row->op) | static_cast<uint32_t>(code) << 8 |
                         (access.space == Space::kShared ? kAtomicBlockPrivate : 0);
-  CallRuntime(kRuntimeAtomic, builder_.getVoidTy(),
-              {Int32(word), SpillLanes(AsVector(builder_, address), "addresses"),
-               MaskBits(ExecMask()), SpillLanes(va, "a"), SpillLanes(vb, "b"), out});
-  if (!returns) return absl::OkStatus();
-  return Set(i, 0, LaneValue::Varying(builder_.CreateLoad(VectorOf(element), out)), bits);
+  // The elements of a vector take their turns one after another.
+  for (unsigned k = 0; k < access.count; ++k) {
+    const auto part = [&](const Operand& operand) -> const Operand& {
+      return operand.kind == Kind::kVector && k < operand.parts.size() ? operand.parts[k] : operand;
+    };
+    ASSIGN_OR_RETURN(LaneValue a, Get(i, part(i.operands[at + 1]), bits));
+    llvm::Value* va = AsVector(builder_, CastTo(a, element));
+    llvm::Value* vb = va;
+    if (row->op == AtomicOp::kCompareExchange) {
+      // cas takes what is compared before what is stored.
+      ASSIGN_OR_RETURN(LaneValue b, Get(i, at + 2, bits));
+      vb = AsVector(builder_, CastTo(b, element));
+    }
+    llvm::Value* addresses = AsVector(builder_, address);
+    if (k > 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, k * type.bits / 8));
+    llvm::Value* out = EntryAlloca(VectorOf(element), "old");
+    CallRuntime(kRuntimeAtomic, builder_.getVoidTy(),
+                {Int32(word), SpillLanes(addresses, "addresses"), MaskBits(ExecMask()),
+                 SpillLanes(va, "a"), SpillLanes(vb, "b"), out});
+    if (!returns) continue;
+    RETURN_IF_ERROR(Set(i, part(i.operands[0]),
+                        LaneValue::Varying(builder_.CreateLoad(VectorOf(element), out)), bits));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InstructionEmitter::EmitAtomic128(const Instruction& i, const Access& access,
+                                               AtomicOp op) {
+  const Type bits = {Type::kBits, 1, 128};
+  llvm::Type* i64 = builder_.getInt64Ty();
+  if (op != AtomicOp::kExchange && op != AtomicOp::kCompareExchange) {
+    return Unsupported(i, "this operation on 128 bits");
+  }
+  const auto put = [&](size_t operand, unsigned slot) -> absl::Status {
+    ASSIGN_OR_RETURN(const LaneValue value, Get(i, operand, bits));
+    llvm::Value* whole = AsVector(builder_, value);
+    PutSlot(slot, builder_.CreateTrunc(whole, VectorOf(i64)));
+    PutSlot(slot + 1,
+            builder_.CreateTrunc(builder_.CreateLShr(whole, Constant(whole, 64)), VectorOf(i64)));
+    return absl::OkStatus();
+  };
+  if (i.operands.size() < 3) return Malformed(i, "operands are missing");
+  ASSIGN_OR_RETURN(const LaneValue address, CheckedAddress(i, i.operands[1], access.space, 16));
+  PutSlot(2, AsVector(builder_, address));
+  if (op == AtomicOp::kExchange) {
+    RETURN_IF_ERROR(put(2, 3));
+  } else {
+    RETURN_IF_ERROR(put(2, 5));
+    RETURN_IF_ERROR(put(3, 3));
+  }
+  RunOperation(Operation::kAtomic128, static_cast<uint64_t>(op), i);
+  llvm::Type* wide = VectorOf(IntType(128));
+  llvm::Value* high = builder_.CreateZExt(GetSlot(1, i64), wide);
+  llvm::Value* whole = builder_.CreateOr(builder_.CreateZExt(GetSlot(0, i64), wide),
+                                         builder_.CreateShl(high, Constant(high, 64)));
+  return Set(i, 0, LaneValue::Varying(whole), bits);
 }
 
 }  // namespace fargpu::softgpu

@@ -52,7 +52,10 @@ absl::StatusOr<InstructionEmitter::Access> InstructionEmitter::ParseAccess(const
   }
   if (i.types.empty()) return Malformed(i, "the type is missing");
   access.type = i.types.back();
-  if (access.type.kind == Type::kPred || access.type.bits > 64) return Unsupported(i, "this type");
+  if (i.Has("async")) return Unsupported(i, "asynchronous accesses of other blocks");
+  const unsigned widest = i.opcode == "atom" ? 128 : 64;
+  if (access.type.kind == Type::kPred || access.type.bits > widest)
+    return Unsupported(i, "this type");
   return access;
 }
 
@@ -707,10 +710,6 @@ absl::Status InstructionEmitter::EmitFence(const Instruction& i) {
   if (i.Has("proxy") || i.Has("async") || i.Has("mbarrier_init")) return absl::OkStatus();
   builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent);
   return absl::OkStatus();
-}
-
-absl::Status InstructionEmitter::EmitCpAsync(const Instruction& i) {
-  return Unsupported(i, "asynchronous copies");
 }
 
 }  // namespace fargpu::softgpu

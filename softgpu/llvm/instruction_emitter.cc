@@ -35,6 +35,7 @@ bool NeverWaits(RuntimeFunction function) {
     case kRuntimeClock:
     case kRuntimeTimer:
     case kRuntimeFence:
+    case kRuntimeOperation:
       return true;
     default:
       return false;
@@ -166,6 +167,13 @@ InstructionEmitter::Handler InstructionEmitter::FindHandler(absl::string_view op
       {"ldmatrix", &E::EmitTile},
       {"stmatrix", &E::EmitTile},
       {"movmatrix", &E::EmitTile},
+      {"mbarrier", &E::EmitBarrierObject},
+      {"isspacep", &E::EmitIsSpace},
+      {"createpolicy", &E::EmitCreatePolicy},
+      {"discard", &E::EmitNothing},
+      {"applypriority", &E::EmitNothing},
+      {"mapa", &E::EmitClusterAddress},
+      {"getctarank", &E::EmitClusterAddress},
       {"tex", &E::EmitTexture},
       {"tld4", &E::EmitTextureGather},
       {"txq", &E::EmitImageQuery},
@@ -529,9 +537,36 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
   if (name == "%laneid") return lanes;
   if (name == "%warpid") return LaneValue::Uniform(WarpIndex());
   if (name == "%nwarpid") return LaneValue::Uniform(Int32(32));
-  if (name == "%smid" || name == "%gridid" || name == "%envreg0")
-    return LaneValue::Uniform(Int32(0));
-  if (name == "%nsmid") return LaneValue::Uniform(Int32(1));
+  if (name == "%smid") return field(offsetof(WarpContext, multiprocessor), "smid");
+  if (name == "%nsmid") return field(offsetof(WarpContext, multiprocessors), "nsmid");
+  if (name == "%gridid") {
+    return LaneValue::Uniform(
+        ContextField(builder_.getInt64Ty(), offsetof(WarpContext, grid_number), "gridid"));
+  }
+  if (name == "%envreg1" || name == "%envreg2") {
+    // Two halves of the address of what the blocks of a cooperative grid synchronise on.
+    llvm::Value* workspace =
+        ContextField(builder_.getInt64Ty(), offsetof(WarpContext, grid_workspace), "workspace");
+    if (name == "%envreg1") workspace = builder_.CreateLShr(workspace, 32);
+    return LaneValue::Uniform(builder_.CreateTrunc(workspace, i32));
+  }
+  if (name.substr(0, 7) == "%envreg") return LaneValue::Uniform(Int32(0));
+  if (name == "%current_graph_exec") return LaneValue::Uniform(builder_.getInt64(0));
+  // A cluster is one block.
+  if (name == "%clusterid" && axis >= 0) return LaneValue::Uniform(BlockIndex(axis));
+  if (name == "%nclusterid" && axis >= 0)
+    return field(offsetof(WarpContext, grid_size) + 4 * axis, "nctaid");
+  if (name == "%cluster_ctaid" || name == "%cluster_ctarank") return LaneValue::Uniform(Int32(0));
+  if (name == "%cluster_nctaid" || name == "%cluster_nctarank") return LaneValue::Uniform(Int32(1));
+  if (name == "%is_explicit_cluster") return LaneValue::Uniform(builder_.getFalse());
+  // Behind all that the kernel asked for, see Launch::reserved_shared_bytes.
+  if (name == "%reserved_smem_offset_begin" || name == "%reserved_smem_offset_1")
+    return field(offsetof(WarpContext, reserved_shared_offset), "reserved");
+  if (name == "%reserved_smem_offset_cap" || name == "%reserved_smem_offset_end") {
+    llvm::Value* bytes =
+        ContextField(builder_.getInt64Ty(), offsetof(WarpContext, shared_bytes), "shared_bytes");
+    return LaneValue::Uniform(builder_.CreateTrunc(bytes, i32));
+  }
   if (name.substr(0, 10) == "%lanemask_") {
     const absl::string_view which = name.substr(10);
     LaneOffsets offsets;
@@ -564,9 +599,7 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
     return field(offsetof(WarpContext, dynamic_shared_bytes), "dynamic_shared");
   }
   if (name == "%total_smem_size" || name == "%aggr_smem_size") {
-    llvm::Value* bytes =
-        ContextField(builder_.getInt64Ty(), offsetof(WarpContext, shared_bytes), "shared_bytes");
-    return LaneValue::Uniform(builder_.CreateTrunc(bytes, i32));
+    return field(offsetof(WarpContext, total_shared_bytes), "total_shared");
   }
   return Unsupported(at, absl::StrCat("special register ", name));
 }

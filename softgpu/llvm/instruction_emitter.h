@@ -228,9 +228,9 @@ class InstructionEmitter {
   absl::Status EmitLoad(const Instruction& i);
   absl::Status EmitStore(const Instruction& i);
   absl::Status EmitAtomic(const Instruction& i);
+  absl::Status EmitAtomic128(const Instruction& i, const Access& access, AtomicOp op);
   absl::Status EmitPrefetch(const Instruction& i);
   absl::Status EmitFence(const Instruction& i);
-  absl::Status EmitCpAsync(const Instruction& i);
   bool IsOrdered(const Instruction& i);
   llvm::Value* HalvesAreContiguous(llvm::Value* addresses, unsigned size, llvm::Value* mask);
   llvm::Value* HalfOf(llvm::Value* vector, int half);
@@ -264,6 +264,14 @@ class InstructionEmitter {
                             unsigned bits, unsigned count);
   // Base and offset of an address in shared memory (an offset) or elsewhere, unchecked, as 64 bits.
   absl::Status PutUncheckedAddress(const Instruction& i, const Operand& operand, unsigned slot);
+
+  // emit_async.cc
+  absl::Status EmitCpAsync(const Instruction& i);
+  absl::Status EmitBulkCopy(const Instruction& i);
+  absl::Status EmitBarrierObject(const Instruction& i);  // mbarrier
+  absl::Status EmitIsSpace(const Instruction& i);
+  absl::Status EmitCreatePolicy(const Instruction& i);
+  absl::Status EmitClusterAddress(const Instruction& i);  // mapa getctarank
 
   // emit_texture.cc
   absl::Status EmitTexture(const Instruction& i);        // tex

@@ -7,7 +7,8 @@
 namespace fargpu::softgpu {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr int kAbiVersion = 2;
+inline constexpr uint64_t kParamBlockBytes = 32768;  // PTX allows 32764
+inline constexpr int kAbiVersion = 3;
 
 // One warp about to run, or running. Code of kernels whose warps never wait for each other
 // (CompiledKernel::independent) runs all warps of `block_count` blocks from `block_index` on, in
@@ -26,7 +27,13 @@ struct WarpContext {
   uint32_t active = 0;  // lanes that exist
   uint32_t dynamic_shared_bytes = 0;
   uint32_t block_count = 1;
-  void* block = nullptr;  // the executor's
+  uint32_t multiprocessor = 0;  // %smid
+  uint32_t multiprocessors = 1;
+  uint32_t total_shared_bytes = 0;      // what the kernel declared and the launch added
+  uint32_t reserved_shared_offset = 0;  // %reserved_smem_offset_1
+  uint64_t grid_number = 0;             // %gridid
+  uint64_t grid_workspace = 0;          // 64 bytes, zero when the grid starts
+  void* block = nullptr;                // the executor's
 };
 
 // Functions that compiled code calls, all of the form R f(WarpContext*, ...). Arrays hold one
@@ -77,6 +84,35 @@ enum class Operation : uint32_t {
   kTileLoad,
   kTileStore,
   kTileTranspose,  // 0: result; 8: source
+  // Copies happen at once. code: bytes | kToShared | kFromShared; 0: u64 to; 1: u64 from;
+  // 2: u32 bytes to read, what is missing becomes zero.
+  kCopy,
+  // 0: u64 to; 1: u64 from; 2: u32 bytes; 3: u64 address of an mbarrier (kBulkBarrier).
+  // code: kToShared | kFromShared | kBulkBarrier | kBulkReduce, AtomicOp << 8 | AtomicType << 16.
+  kBulkCopy,
+  // code: BarrierObjectOp | kToShared; 0: u64 state or u32 done; 1: u64 address; 2: u32 count or
+  // parity; 3: u64 state.
+  kBarrierObject,
+  // 0, 1: u64 halves of the result; 2: u64 address; 3, 4: new; 5, 6: compared. code: kExchange or
+  // kCompareExchange.
+  kAtomic128,
+};
+inline constexpr uint64_t kToShared = uint64_t{1}
+                                      << 40;  // the address is an offset in shared memory
+inline constexpr uint64_t kFromShared = uint64_t{1} << 41;
+inline constexpr uint64_t kBulkBarrier = uint64_t{1} << 42;
+inline constexpr uint64_t kBulkReduce = uint64_t{1} << 43;
+enum class BarrierObjectOp : uint32_t {
+  kInit,
+  kInvalidate,
+  kArrive,  // slot 2: how many
+  kArriveDrop,
+  kExpect,  // slot 2: bytes
+  kArriveExpect,
+  kComplete,    // slot 2: bytes
+  kTestState,   // slot 3: the state that arrive gave
+  kTestParity,  // slot 2: parity
+  kPendingCount,
 };
 inline constexpr uint64_t kTileTransposed = 16;
 inline constexpr uint64_t kTileShared = 32;  // addresses are offsets in shared memory

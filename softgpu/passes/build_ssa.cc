@@ -13,11 +13,15 @@ using Kind = ptx::Operand::Kind;
 
 bool HasResult(const Instruction& i) {
   static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{
-      "st",        "red",      "membar",    "fence", "trap",           "brkpt",
-      "nanosleep", "prefetch", "prefetchu", "cp",    "griddepcontrol", "pmevent",
-      "exit",      "ret",      "bra",       "sust",  "sured",          "stmatrix"};
+      "st",       "red",       "membar", "fence",          "trap",          "brkpt",   "nanosleep",
+      "prefetch", "prefetchu", "cp",     "griddepcontrol", "pmevent",       "exit",    "ret",
+      "bra",      "sust",      "sured",  "discard",        "applypriority", "stmatrix"};
   if (i.opcode == "bar" || i.opcode == "barrier") return i.Has("red");
   if (i.opcode == "wmma") return !i.Has("store");
+  if (i.opcode == "mbarrier") {
+    return i.Has("arrive") || i.Has("arrive_drop") || i.Has("test_wait") || i.Has("try_wait") ||
+           i.Has("pending_count");
+  }
   return !kNone->contains(i.opcode);
 }
 

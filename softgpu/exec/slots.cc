@@ -1,0 +1,27 @@
+#include "softgpu/exec/slots.h"
+
+#include "absl/strings/str_format.h"
+
+#include "softgpu/exec/launch_failure.h"
+
+namespace fargpu::softgpu {
+
+uint64_t PlainAddress(const OperationCall& call, int lane, bool shared, uint64_t offset,
+                      uint64_t bytes, uint64_t alignment) {
+  const WarpContext& c = *call.context;
+  const bool inside = shared ? offset <= c.shared_bytes && c.shared_bytes - offset >= bytes
+                             : InWindow(offset, bytes);
+  if (!inside) {
+    EndLaunch(call.context, CUDA_ERROR_ILLEGAL_ADDRESS,
+              absl::StrFormat("%s, %s, PTX line %u: access of %u bytes at 0x%x", Where(&c),
+                              ThreadOf(&c, lane), call.line, bytes, offset));
+  }
+  if (offset % alignment != 0) {
+    EndLaunch(call.context, CUDA_ERROR_MISALIGNED_ADDRESS,
+              absl::StrFormat("%s, %s, PTX line %u: address 0x%x is not a multiple of %u",
+                              Where(&c), ThreadOf(&c, lane), call.line, offset, alignment));
+  }
+  return shared ? c.shared_base + offset : offset;
+}
+
+}  // namespace fargpu::softgpu
