@@ -9,6 +9,7 @@
 #include "common/status_macros.h"
 #include "softgpu/passes/build_ssa.h"
 #include "softgpu/passes/control_flow.h"
+#include "softgpu/passes/find_waiting_loops.h"
 #include "softgpu/passes/track_lane_masks.h"
 
 namespace fargpu::softgpu {
@@ -27,16 +28,16 @@ struct Facts {
   bool waits = false;           // warps wait for each other: each needs a fiber of its own
 };
 
-bool WaitsForOthers(const ptx::Instruction& i) {
-  return (i.opcode == "ld" && (i.Has("volatile") || i.Has("acquire") || i.Has("relaxed"))) ||
-         i.opcode == "atom" || i.opcode == "nanosleep";
-}
-
 class LinearEmitter : public InstructionEmitter {
  public:
   LinearEmitter(const FlatKernel& kernel, const ControlFlow& flow, const Ssa& ssa,
-                const CompileOptions& options, llvm::Module* module, Facts* facts)
-      : InstructionEmitter(kernel, options, module), flow_(flow), ssa_(ssa), facts_(*facts) {}
+                const std::vector<bool>& waiting_loops, const CompileOptions& options,
+                llvm::Module* module, Facts* facts)
+      : InstructionEmitter(kernel, options, module),
+        flow_(flow),
+        ssa_(ssa),
+        waiting_loops_(waiting_loops),
+        facts_(*facts) {}
 
   enum class Outcome { kDone, kAgain, kUnfit };
 
@@ -175,14 +176,9 @@ class LinearEmitter : public InstructionEmitter {
         if (barrier && !masks_.parked[b].empty()) return false;
       }
     }
-    for (const Loop& loop : flow_.loops) {
-      if (masks_.parked[loop.latch].empty()) continue;
-      for (size_t b = 0; b < kernel_.blocks.size(); ++b) {
-        if (!loop.contains[b]) continue;
-        for (const ptx::Instruction& i : kernel_.blocks[b].instructions) {
-          if (WaitsForOthers(i)) return false;
-        }
-      }
+    // Lanes that have left a loop wait for those inside, who must not wait for them.
+    for (size_t l = 0; l < flow_.loops.size(); ++l) {
+      if (waiting_loops_[l] && !masks_.parked[flow_.loops[l].latch].empty()) return false;
     }
     return true;
   }
@@ -270,15 +266,9 @@ class LinearEmitter : public InstructionEmitter {
 
   // A loop that reads what other warps write must let them run.
   void YieldAtLatch(int b) {
-    for (const Loop& loop : flow_.loops) {
-      if (loop.latch != b) continue;
-      bool waits = false;
-      for (size_t k = 0; k < kernel_.blocks.size() && !waits; ++k) {
-        if (!loop.contains[k]) continue;
-        for (const ptx::Instruction& i : kernel_.blocks[k].instructions)
-          waits = waits || WaitsForOthers(i);
-      }
-      if (!waits) return;
+    for (size_t l = 0; l < flow_.loops.size(); ++l) {
+      if (flow_.loops[l].latch != b) continue;
+      if (!waiting_loops_[l]) return;
       llvm::Value* spins =
           builder_.CreateAdd(builder_.CreateLoad(builder_.getInt32Ty(), spins_), Int32(1));
       auto* yield = llvm::BasicBlock::Create(context_, "yield", function_);
@@ -480,6 +470,7 @@ class LinearEmitter : public InstructionEmitter {
 
   const ControlFlow& flow_;
   const Ssa& ssa_;
+  const std::vector<bool>& waiting_loops_;
   Facts& facts_;
   LaneMasks masks_;
   bool full_ = false;
@@ -506,6 +497,7 @@ absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& original,
   ControlFlow flow;
   if (!OrderBlocks(&kernel, &flow)) return LinearKernel::kUnfit;
   const Ssa ssa = BuildSsa(&kernel, flow);
+  const std::vector<bool> waiting_loops = FindWaitingLoops(&kernel, flow, ssa);
   Facts facts;
   facts.divergent.assign(kernel.blocks.size(), false);
   facts.varying.assign(kernel.registers.size(), false);
@@ -514,7 +506,7 @@ absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& original,
       facts.divergent.assign(kernel.blocks.size(), true);
       facts.varying.assign(kernel.registers.size(), true);
     }
-    LinearEmitter emitter(kernel, flow, ssa, options, module, &facts);
+    LinearEmitter emitter(kernel, flow, ssa, waiting_loops, options, module, &facts);
     const absl::StatusOr<LinearEmitter::Outcome> outcome = emitter.Run(name);
     if (outcome.ok() && *outcome == LinearEmitter::Outcome::kDone) {
       return facts.waits ? LinearKernel::kWarp : LinearKernel::kBlocks;

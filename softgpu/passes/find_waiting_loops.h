@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "softgpu/passes/build_ssa.h"
+#include "softgpu/passes/control_flow.h"
+#include "softgpu/passes/flat_kernel.h"
+
+namespace fargpu::softgpu {
+
+// Finds loops that a thread may leave only after another thread has done something: those whose
+// exits depend on what an atomic operation or an ordered load returned. A loop that tries an
+// operation again with what it has just read (as compare-and-swap loops do) is not one: whatever
+// made it fail was another thread's success.
+//
+// Needs: BuildSsa. By index in ControlFlow::loops.
+std::vector<bool> FindWaitingLoops(FlatKernel* kernel, const ControlFlow& flow, const Ssa& ssa);
+
+}  // namespace fargpu::softgpu
