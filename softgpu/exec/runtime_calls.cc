@@ -75,42 +75,83 @@ void Trap(WarpContext* c, uint32_t line) {
             absl::StrFormat("%s: trap in PTX line %u", Where(c), line));
 }
 
-void Arrive(WarpContext* c, uint32_t id, uint32_t threads) {
-  RunningWarp* warp = WarpOf(c);
-  if (id >= RunningBlock::kBarriers || threads % kWarpSize != 0) {
-    EndLaunch(c, CUDA_ERROR_ILLEGAL_INSTRUCTION,
-              absl::StrFormat(
-                  "%s: barrier %u for %u threads; there are %d barriers, and threads come in warps",
-                  Where(c), id, threads, RunningBlock::kBarriers));
-  }
-  RunningBlock* block = warp->block;
-  RunningBlock::Barrier& barrier = block->barriers[id];
-  barrier.expected = threads / kWarpSize;
-  ++barrier.arrived;
-  warp->state = RunningWarp::State::kWaiting;
-  warp->barrier = id;
-  Worker* worker = Worker::Current();
-  worker->ReleaseBarrier(block, id);
-  worker->Suspend();
+void CheckBarrier(WarpContext* c, uint32_t id) {
+  if (id <= kClusterBarrier) return;
+  EndLaunch(c, CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            absl::StrFormat("%s: barrier %u; there are %u", Where(c), id, kBarriers));
 }
 
 void Barrier(WarpContext* c, uint32_t id, uint32_t threads) {
+  CheckBarrier(c, id);
   RunningWarp* warp = WarpOf(c);
   // The last warp that lives needs no switch, and neither does a block of one warp.
   if (threads == 0 && warp->block->live_warps == 1) return;
-  warp->predicates = warp->predicate_lanes = 0;
-  Arrive(c, id, threads);
+  Worker* worker = Worker::Current();
+  worker->Enter(id, threads, 1, kWarpSize, BarrierOp::kSync, 0);
+  worker->Wait();
+  warp->released = 0;
 }
 
 uint32_t BarrierReduce(WarpContext* c, uint32_t id, uint32_t threads, uint32_t op,
                        uint32_t predicates, uint32_t mask) {
+  CheckBarrier(c, id);
+  Worker* worker = Worker::Current();
+  worker->Enter(id, threads, mask, kWarpSize, static_cast<BarrierOp>(op), predicates);
+  worker->Wait();
+  WarpOf(c)->released = 0;
+  return WarpOf(c)->results[std::countr_zero(mask) & (kWarpSize - 1)];
+}
+
+void BarrierArrive(WarpContext* c, uint32_t id, uint32_t threads, uint32_t lanes) {
+  CheckBarrier(c, id);
+  Worker* worker = Worker::Current();
   RunningWarp* warp = WarpOf(c);
-  warp->predicates = predicates;
-  warp->predicate_lanes = mask;
-  warp->barrier_result = op;
-  if (id < RunningBlock::kBarriers) warp->block->barriers[id].reduces = true;
-  Arrive(c, id, threads);
-  return warp->barrier_result;
+  if (id == kClusterBarrier) warp->cluster_phase = warp->block->barriers[id].phase;
+  worker->Arrive(id, threads, lanes == 0 ? kWarpSize : static_cast<uint32_t>(std::popcount(lanes)));
+  worker->ReleaseBarrier(warp->block, id);
+}
+
+void ClusterWait(WarpContext* c) {
+  RunningWarp* warp = WarpOf(c);
+  Worker* worker = Worker::Current();
+  if (warp->block->barriers[kClusterBarrier].phase != warp->cluster_phase) return;
+  worker->Enter(kClusterBarrier, 0, 1, 0, BarrierOp::kSync, 0);
+  warp->arrivals[kClusterBarrier].threads = kWarpSize;  // counted when it arrived
+  worker->Wait();
+  warp->released = 0;
+}
+
+uint32_t BarrierLanes(WarpContext* c, uint32_t waiting, const uint32_t* ids,
+                      const uint32_t* threads, const uint32_t* ops, uint32_t predicates,
+                      uint32_t* results) {
+  RunningWarp* warp = WarpOf(c);
+  Worker* worker = Worker::Current();
+  const auto leave = [&] {
+    std::memcpy(results, warp->results, sizeof warp->results);
+    return std::exchange(warp->released, 0);
+  };
+  if (warp->released != 0) return leave();  // while other lanes ran
+  uint32_t there = 0;
+  for (uint32_t rest = warp->arrival_set; rest != 0; rest &= rest - 1) {
+    there |= warp->arrivals[std::countr_zero(rest)].lanes;
+  }
+  for (uint32_t rest = waiting & ~there; rest != 0;) {
+    const int first = std::countr_zero(rest);
+    uint32_t same = 0;
+    for (uint32_t more = rest; more != 0; more &= more - 1) {
+      const int lane = std::countr_zero(more);
+      if (ids[lane] == ids[first] && threads[lane] == threads[first] && ops[lane] == ops[first]) {
+        same |= 1u << lane;
+      }
+    }
+    rest &= ~same;
+    CheckBarrier(c, ids[first]);
+    worker->Enter(ids[first], threads[first], same, static_cast<uint32_t>(std::popcount(same)),
+                  static_cast<BarrierOp>(ops[first]), predicates);
+  }
+  warp->state = RunningWarp::State::kWaiting;
+  worker->Wait();
+  return leave();
 }
 
 void Yield(WarpContext* c) {
@@ -255,16 +296,19 @@ void Fence(WarpContext* c) { std::atomic_thread_fence(std::memory_order_seq_cst)
 
 }  // namespace
 
+// In the order of RuntimeFunction.
 void* const* RuntimeTable() {
   static void* const table[kRuntimeFunctionCount] = {
-      reinterpret_cast<void*>(&Fault),   reinterpret_cast<void*>(&Trap),
-      reinterpret_cast<void*>(&Barrier), reinterpret_cast<void*>(&BarrierReduce),
-      reinterpret_cast<void*>(&Yield),   reinterpret_cast<void*>(&Sleep),
-      reinterpret_cast<void*>(&Load),    reinterpret_cast<void*>(&Store),
-      reinterpret_cast<void*>(&Atomic),  reinterpret_cast<void*>(&Printf),
-      reinterpret_cast<void*>(&Assert),  reinterpret_cast<void*>(&Round),
-      reinterpret_cast<void*>(&Clock),   reinterpret_cast<void*>(&Timer),
-      reinterpret_cast<void*>(&Fence),   reinterpret_cast<void*>(&RunOperation),
+      reinterpret_cast<void*>(&Fault),        reinterpret_cast<void*>(&Trap),
+      reinterpret_cast<void*>(&Barrier),      reinterpret_cast<void*>(&BarrierReduce),
+      reinterpret_cast<void*>(&Yield),        reinterpret_cast<void*>(&Sleep),
+      reinterpret_cast<void*>(&Load),         reinterpret_cast<void*>(&Store),
+      reinterpret_cast<void*>(&Atomic),       reinterpret_cast<void*>(&Printf),
+      reinterpret_cast<void*>(&Assert),       reinterpret_cast<void*>(&Round),
+      reinterpret_cast<void*>(&Clock),        reinterpret_cast<void*>(&Timer),
+      reinterpret_cast<void*>(&Fence),        reinterpret_cast<void*>(&BarrierArrive),
+      reinterpret_cast<void*>(&BarrierLanes), reinterpret_cast<void*>(&ClusterWait),
+      reinterpret_cast<void*>(&RunOperation),
   };
   return table;
 }

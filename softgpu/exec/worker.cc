@@ -162,6 +162,8 @@ void Worker::PrepareWarp(RunningBlock* block, uint64_t index) {
   warp.saved = nullptr;
   warp.state = RunningWarp::State::kReady;
   warp.yielded = false;
+  warp.arrival_set = 0;
+  warp.released = 0;
   WarpContext& c = warp.context;
   c.params = launch.params;
   c.shared_base = block->shared.address();
@@ -212,40 +214,12 @@ void Worker::RunIndependentBlocks(RunningWarp* warp) {
   }
 }
 
-void Worker::ReleaseBarrier(RunningBlock* block, uint32_t id) {
-  RunningBlock::Barrier& barrier = block->barriers[id];
-  const uint32_t expected =
-      barrier.expected == 0 ? block->live_warps : std::min(barrier.expected, block->live_warps);
-  if (barrier.arrived == 0 || barrier.arrived < expected) return;
-  const bool reduces = barrier.reduces;
-  uint32_t count = 0;
-  uint32_t lanes = 0;
-  if (reduces) {
-    for (const RunningWarp& warp : block->warps) {
-      if (warp.state != RunningWarp::State::kWaiting || warp.barrier != id) continue;
-      count += static_cast<uint32_t>(std::popcount(warp.predicates));
-      lanes += static_cast<uint32_t>(std::popcount(warp.predicate_lanes));
-    }
-  }
-  barrier = {};
-  for (RunningWarp& warp : block->warps) {
-    if (warp.state != RunningWarp::State::kWaiting || warp.barrier != id) continue;
-    if (reduces) {  // and, or, popc
-      warp.barrier_result = warp.barrier_result == 0   ? count == lanes
-                            : warp.barrier_result == 1 ? count != 0
-                                                       : count;
-    }
-    warp.state = RunningWarp::State::kReady;
-    ready_.push_back(&warp);
-  }
-}
-
 void Worker::EndWarp(RunningWarp* warp) {
   if (free_stacks_.size() < kMaxFreeStacks) free_stacks_.push_back(std::move(warp->stack));
   RunningBlock* block = warp->block;
   --block->live_warps;
   // Whoever waits only for this warp goes on.
-  for (uint32_t id = 0; id < RunningBlock::kBarriers; ++id) ReleaseBarrier(block, id);
+  for (uint32_t id = 0; id <= kBarriers; ++id) ReleaseBarrier(block, id);
 }
 
 void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks) {

@@ -23,11 +23,18 @@ struct RunningWarp {
   FiberStack stack;
   void* saved = nullptr;  // stack pointer while it does not run; null before the first run
   State state = State::kReady;
-  bool yielded = false;         // stopped of its own will: put it behind the others
-  uint32_t barrier = 0;         // kWaiting: which
-  uint32_t barrier_result = 0;  // of bar.red
-  uint32_t predicates = 0;      // given to bar.red: lanes that are true
-  uint32_t predicate_lanes = 0;
+  bool yielded = false;  // stopped of its own will: put it behind the others
+  // What it has at barriers: by barrier, the lanes that wait there and what they count for.
+  struct Arrival {
+    uint32_t lanes = 0;
+    uint32_t threads = 0;
+    BarrierOp op = BarrierOp::kSync;
+  };
+  Arrival arrivals[kBarriers + 1];
+  uint32_t arrival_set = 0;          // barriers where lanes wait
+  uint32_t released = 0;             // lanes that are through
+  uint32_t results[kWarpSize] = {};  // of bar.red, for those
+  uint32_t cluster_phase = 0;        // that it has arrived in
 };
 
 // A grow-only range of the device window.
@@ -47,18 +54,19 @@ class WindowArena {
 };
 
 struct RunningBlock {
-  static constexpr int kBarriers = 16;
   struct Barrier {
-    uint32_t arrived = 0;   // warps
-    uint32_t expected = 0;  // warps; 0: all that live
-    bool reduces = false;   // somebody came with bar.red
+    uint32_t arrived = 0;   // threads; a warp that is there as a whole counts for kWarpSize
+    uint32_t expected = 0;  // threads; 0: all that live
+    uint32_t lanes = 0;     // that gave a predicate
+    uint32_t true_lanes = 0;
+    uint32_t phase = 0;  // how often it has been completed
   };
 
   Launch* launch = nullptr;
   uint64_t index = 0;
   std::vector<RunningWarp> warps;
   uint32_t live_warps = 0;
-  Barrier barriers[kBarriers];
+  Barrier barriers[kBarriers + 1];
   WindowArena shared;
   WindowArena local;
 };
@@ -99,6 +107,12 @@ class Worker {
   };
   Fault fault;
 
+  // Barriers (barrier.cc). Enter notes that `lanes` of the running warp, or all of it, arrive and
+  // wait; Wait suspends it until some of its lanes are through.
+  void Arrive(uint32_t id, uint32_t threads, uint32_t count);
+  void Enter(uint32_t id, uint32_t threads, uint32_t lanes, uint32_t count, BarrierOp op,
+             uint32_t predicates);
+  void Wait();
   void ReleaseBarrier(RunningBlock* block, uint32_t id);
 
  private:

@@ -55,7 +55,18 @@ class DispatchEmitter : public InstructionEmitter {
     registers_.resize(kernel_.registers.size(), nullptr);
     pc_ = EntryAlloca(v32, "pc");
     waiting_ = EntryAlloca(i32, "waiting");
-    barrier_ = EntryAlloca(i32, "barrier");
+    ids_ = EntryAlloca(v32, "ids");
+    threads_ = EntryAlloca(v32, "threads");
+    ops_ = EntryAlloca(v32, "ops");
+    predicates_ = EntryAlloca(i32, "predicates");
+    results_ = EntryAlloca(v32, "results");
+    released_ = EntryAlloca(i32, "released");
+    meeting_ = EntryAlloca(i32, "meeting");
+    members_ = EntryAlloca(v32, "members");
+    kinds_ = EntryAlloca(v32, "kinds");
+    brought_ = EntryAlloca(VectorOf(builder_.getInt64Ty()), "brought");
+    granted_ = EntryAlloca(i32, "granted");
+    groups_ = EntryAlloca(v32, "groups");
     spins_ = EntryAlloca(i32, "spins");
     floor_ = EntryAlloca(i32, "floor");
     last_ = EntryAlloca(i32, "last");
@@ -66,8 +77,11 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.CreateStore(builder_.CreateSelect(active, llvm::Constant::getNullValue(v32),
                                                llvm::Constant::getAllOnesValue(v32)),
                          pc_);
-    for (llvm::Value* counter : {waiting_, barrier_, spins_, floor_, last_, exited_})
+    for (llvm::Value* counter :
+         {waiting_, predicates_, released_, meeting_, granted_, spins_, floor_, last_, exited_})
       builder_.CreateStore(Int32(0), counter);
+    for (llvm::Value* vector : {ids_, threads_, ops_, members_, kinds_, groups_})
+      builder_.CreateStore(llvm::Constant::getNullValue(v32), vector);
 
     dispatch_ = llvm::BasicBlock::Create(context_, "dispatch", function_);
     llvm::BranchInst* start = builder_.CreateBr(dispatch_);
@@ -108,6 +122,18 @@ class DispatchEmitter : public InstructionEmitter {
     return builder_.CreateLoad(VectorOf(builder_.getInt1Ty()), mask_);
   }
   bool BlockMaskIsFull() override { return false; }
+  LaneValue Participants(const LaneValue& members) override {
+    if (group_ == nullptr) return InstructionEmitter::Participants(members);
+    // A group has one mask.
+    llvm::Value* named =
+        members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members));
+    return LaneValue::Uniform(builder_.CreateAnd(group_, named));
+  }
+  llvm::Value* Contributed(llvm::Value* own) override {
+    if (group_ == nullptr) return own;
+    llvm::Value* all = builder_.CreateLoad(VectorOf(builder_.getInt64Ty()), brought_);
+    return builder_.CreateTrunc(all, own->getType());
+  }
 
  private:
   llvm::Value* Place(int reg) {
@@ -141,9 +167,16 @@ class DispatchEmitter : public InstructionEmitter {
 
     builder_.SetInsertPoint(choose);
     llvm::Value* pc = builder_.CreateLoad(v32, pc_);
-    llvm::Value* ready = builder_.CreateNot(MaskFromBits(builder_.CreateLoad(i32, waiting_)));
+    llvm::Value* blocked =
+        builder_.CreateOr(builder_.CreateLoad(i32, waiting_), builder_.CreateLoad(i32, meeting_));
+    // Lanes that have met, or are through a reduction, finish that before anything else happens.
+    llvm::Value* due =
+        builder_.CreateOr(builder_.CreateLoad(i32, granted_), builder_.CreateLoad(i32, released_));
+    llvm::Value* any_due = builder_.CreateICmpNE(due, Int32(0));
+    llvm::Value* ready =
+        MaskFromBits(builder_.CreateSelect(any_due, due, builder_.CreateNot(blocked)));
     llvm::Value* none = llvm::Constant::getAllOnesValue(v32);
-    llvm::Value* floor = builder_.CreateLoad(i32, floor_);
+    llvm::Value* floor = builder_.CreateSelect(any_due, Int32(0), builder_.CreateLoad(i32, floor_));
     llvm::Value* above =
         builder_.CreateAnd(ready, builder_.CreateICmpUGE(pc, Splat(builder_, floor)));
     llvm::Value* candidates = builder_.CreateSelect(above, pc, none);
@@ -162,14 +195,27 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.CreateStore(Int32(0), floor_);
     builder_.CreateBr(choose);
     builder_.SetInsertPoint(all_wait);
+    // Nobody can go on. Lanes at a meeting have waited for others that wait elsewhere.
+    auto* meet = block("meet");
+    auto* no_meeting = block("no_meeting");
     auto* barrier = block("barrier");
     auto* done = block("done");
-    builder_.CreateCondBr(builder_.CreateICmpNE(builder_.CreateLoad(i32, waiting_), Int32(0)),
-                          barrier, done);
+    llvm::Value* meeting = builder_.CreateLoad(i32, meeting_);
+    builder_.CreateCondBr(builder_.CreateICmpNE(meeting, Int32(0)), meet, no_meeting);
+    builder_.SetInsertPoint(meet);
+    Grant(SameMeeting(FirstBit(meeting)));
+    builder_.CreateBr(choose);
+    builder_.SetInsertPoint(no_meeting);
+    llvm::Value* at_barriers = builder_.CreateLoad(i32, waiting_);
+    builder_.CreateCondBr(builder_.CreateICmpNE(at_barriers, Int32(0)), barrier, done);
     builder_.SetInsertPoint(barrier);
-    CallRuntime(kRuntimeBarrier, builder_.getVoidTy(),
-                {builder_.CreateLoad(i32, barrier_), Int32(0)});
-    builder_.CreateStore(Int32(0), waiting_);
+    llvm::Value* through = CallRuntime(
+        kRuntimeBarrierLanes, i32,
+        {at_barriers, ids_, threads_, ops_, builder_.CreateLoad(i32, predicates_), results_});
+    builder_.CreateStore(builder_.CreateAnd(at_barriers, builder_.CreateNot(through)), waiting_);
+    llvm::Value* reducing = MaskBits(
+        builder_.CreateICmpNE(builder_.CreateLoad(v32, ops_), llvm::Constant::getNullValue(v32)));
+    builder_.CreateStore(builder_.CreateAnd(through, reducing), released_);
     builder_.CreateStore(Int32(0), spins_);
     builder_.CreateBr(choose);
     builder_.SetInsertPoint(done);
@@ -192,23 +238,23 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.CreateUnreachable();
   }
 
-  static bool IsPlainBlockBarrier(const ptx::Instruction& i) {
-    return ((i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier") && !i.Has("red") &&
-           !i.Has("arrive");
-  }
-
   absl::Status EmitBlock(int index) {
     const BasicBlock& block = kernel_.blocks[index];
-    if (block.instructions.size() == 1 && IsPlainBlockBarrier(block.instructions[0]) &&
-        block.instructions[0].operands.size() <= 1) {
-      return EmitBarrierBlock(block);
-    }
+    Meeting meeting = Meeting::kNone;
+    if (!block.instructions.empty()) meeting = MeetingAt(block.instructions[0]);
+    if (meeting == Meeting::kBlock) return EmitBarrierBlock(block);
     if (block.instructions.size() == 1 && block.instructions[0].opcode == "call" &&
         block.instructions[0].Has("real")) {
       return EmitCallBlock(block);
     }
-    for (const ptx::Instruction& instruction : block.instructions)
+    for (const ptx::Instruction& i : block.instructions) {
+      if (meeting == Meeting::kNone) meeting = MeetingAt(i);
+    }
+    if (meeting != Meeting::kNone) RETURN_IF_ERROR(EmitMeeting(index, meeting));
+    for (const ptx::Instruction& instruction : block.instructions) {
       RETURN_IF_ERROR(Emit(instruction));
+      group_ = nullptr;
+    }
     llvm::Value* next;
     bool back = false;
     if (block.end == BasicBlock::End::kExit || block.end == BasicBlock::End::kReturn) {
@@ -232,22 +278,170 @@ class DispatchEmitter : public InstructionEmitter {
     return absl::OkStatus();
   }
 
+  llvm::Value* FirstBit(llvm::Value* bits) {
+    return builder_.CreateAnd(
+        builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, bits, builder_.getFalse()),
+        Int32(31));
+  }
+  llvm::Value* Load32(llvm::Value* place) {
+    return builder_.CreateLoad(builder_.getInt32Ty(), place);
+  }
+  // Lanes whose element of `place` is that of lane `lane`.
+  llvm::Value* SameIn(llvm::Value* place, llvm::Value* lane) {
+    llvm::Value* vector = builder_.CreateLoad(VectorOf(builder_.getInt32Ty()), place);
+    return MaskBits(builder_.CreateICmpEQ(
+        vector, Splat(builder_, builder_.CreateExtractElement(vector, lane))));
+  }
+  // Stores `value` for the lanes here.
+  void Note(llvm::Value* place, llvm::Value* value) {
+    builder_.CreateStore(
+        builder_.CreateSelect(BlockMask(), value, builder_.CreateLoad(value->getType(), place)),
+        place);
+  }
+
+  // Lanes that wait for the same meeting as `lane`, which does.
+  llvm::Value* SameMeeting(llvm::Value* lane) {
+    return builder_.CreateAnd(Load32(meeting_),
+                              builder_.CreateAnd(SameIn(members_, lane), SameIn(kinds_, lane)));
+  }
+  void Grant(llvm::Value* lanes) {
+    llvm::Type* v32 = VectorOf(builder_.getInt32Ty());
+    builder_.CreateStore(builder_.CreateSelect(MaskFromBits(lanes), Splat(builder_, lanes),
+                                               builder_.CreateLoad(v32, groups_)),
+                         groups_);
+    builder_.CreateStore(builder_.CreateOr(Load32(granted_), lanes), granted_);
+    builder_.CreateStore(builder_.CreateAnd(Load32(meeting_), builder_.CreateNot(lanes)), meeting_);
+  }
+
+  // A number for the meetings at which lanes meet though they are at different instructions.
+  static uint32_t KindOf(const ptx::Instruction& i) {
+    uint32_t kind = 17;
+    for (const char c : i.opcode) kind = kind * 31 + static_cast<unsigned char>(c);
+    for (const absl::string_view modifier : i.modifiers) {
+      uint32_t word = 7;
+      for (const char c : modifier) word = word * 31 + static_cast<unsigned char>(c);
+      kind += word;  // in whatever order they are written
+    }
+    return kind;
+  }
+
+  // At the start of a block: lanes wait here until those that they are to meet have come. Each
+  // brings along what the others need of it, as some may execute another instruction. What is
+  // emitted afterwards runs when the lanes here have met.
+  absl::Status EmitMeeting(int index, Meeting meeting) {
+    const ptx::Instruction& i = kernel_.blocks[index].instructions[0];
+    llvm::Type* i32 = builder_.getInt32Ty();
+    llvm::Type* v32 = VectorOf(i32);
+    llvm::Value* here = MaskBits(BlockMask());
+    llvm::Value* met = builder_.CreateAnd(here, Load32(granted_));
+    auto* arrive = llvm::BasicBlock::Create(context_, "arrive", function_);
+    auto* run = llvm::BasicBlock::Create(context_, "met", function_);
+    builder_.CreateCondBr(builder_.CreateICmpNE(met, Int32(0)), run, arrive);
+
+    builder_.SetInsertPoint(arrive);
+    llvm::Value* members = llvm::Constant::getAllOnesValue(v32);
+    uint32_t kind = static_cast<uint32_t>(index);
+    if (meeting == Meeting::kMembers) {
+      kind = KindOf(i);
+      const size_t operand = i.opcode == "shfl"                           ? 4
+                             : i.opcode == "bar" || i.opcode == "barrier" ? 0
+                             : i.opcode == "elect"                        ? 1
+                                                                          : 2;
+      if (operand < i.operands.size()) {
+        ASSIGN_OR_RETURN(const LaneValue given, Get(i, operand, Type{Type::kUnsigned, 1, 32}));
+        members = AsVector(builder_, given);
+      }
+      if (i.opcode == "shfl" || i.opcode == "vote" || i.opcode == "match" || i.opcode == "redux") {
+        const Type type = i.opcode == "vote"   ? Type{Type::kPred, 1, 1}
+                          : i.opcode == "shfl" ? Type{Type::kBits, 1, 32}
+                                               : Type{Type::kBits, 1, i.type().bits};
+        ASSIGN_OR_RETURN(const LaneValue value, Get(i, 1, type));
+        Note(brought_,
+             builder_.CreateZExt(AsVector(builder_, value), VectorOf(builder_.getInt64Ty())));
+      }
+    }
+    Note(members_, members);
+    Note(kinds_, Splat(builder_, Int32(kind)));
+    builder_.CreateStore(builder_.CreateOr(Load32(meeting_), here), meeting_);
+    llvm::Value* alive = MaskBits(
+        builder_.CreateICmpNE(builder_.CreateLoad(v32, pc_), llvm::Constant::getAllOnesValue(v32)));
+    // Lanes that name different members are different meetings.
+    auto* look = llvm::BasicBlock::Create(context_, "look", function_);
+    auto* complete = llvm::BasicBlock::Create(context_, "complete", function_);
+    auto* next = llvm::BasicBlock::Create(context_, "next", function_);
+    llvm::BasicBlock* before = builder_.GetInsertBlock();
+    builder_.CreateBr(look);
+    builder_.SetInsertPoint(look);
+    llvm::PHINode* rest = builder_.CreatePHI(i32, 2);
+    rest->addIncoming(here, before);
+    llvm::Value* lane = FirstBit(rest);
+    llvm::Value* same = SameMeeting(lane);
+    llvm::Value* named = builder_.CreateExtractElement(builder_.CreateLoad(v32, members_), lane);
+    llvm::Value* missing =
+        builder_.CreateAnd(builder_.CreateAnd(named, alive), builder_.CreateNot(same));
+    builder_.CreateCondBr(builder_.CreateICmpEQ(missing, Int32(0)), complete, next);
+    builder_.SetInsertPoint(complete);
+    Grant(same);
+    builder_.CreateBr(next);
+    builder_.SetInsertPoint(next);
+    llvm::Value* left = builder_.CreateAnd(rest, builder_.CreateNot(same));
+    rest->addIncoming(left, next);
+    builder_.CreateCondBr(builder_.CreateICmpNE(left, Int32(0)), look, dispatch_);
+
+    builder_.SetInsertPoint(run);
+    llvm::Value* first = FirstBit(met);
+    group_ = builder_.CreateExtractElement(builder_.CreateLoad(v32, groups_), first);
+    llvm::Value* lanes = builder_.CreateAnd(met, group_);
+    builder_.CreateStore(builder_.CreateAnd(Load32(granted_), builder_.CreateNot(lanes)), granted_);
+    builder_.CreateStore(MaskFromBits(lanes), mask_);
+    return absl::OkStatus();
+  }
+
   // Lanes that arrive wait, behind the barrier, until no other lane of the warp can run.
   absl::Status EmitBarrierBlock(const BasicBlock& block) {
-    const ptx::Instruction& barrier = block.instructions[0];
-    uint32_t id = 0;
-    if (!barrier.operands.empty() && barrier.operands[0].kind == ptx::Operand::Kind::kImmediate) {
-      id = static_cast<uint32_t>(barrier.operands[0].bits);
-    } else if (!barrier.operands.empty()) {
-      // A number known at run time only: the lanes here are taken for the whole warp.
-      RETURN_IF_ERROR(Emit(barrier));
-      Move(Splat(builder_, Int32(static_cast<uint32_t>(block.target))));
+    const ptx::Instruction& i = block.instructions[0];
+    llvm::Type* v32 = VectorOf(builder_.getInt32Ty());
+    llvm::Value* target = Splat(builder_, Int32(static_cast<uint32_t>(block.target)));
+    llvm::Value* here = MaskBits(BlockMask());
+    ASSIGN_OR_RETURN(const BarrierOperands barrier, ParseBarrier(i));
+    if (i.Has("arrive")) {
+      llvm::Value* alive = MaskBits(builder_.CreateICmpNE(builder_.CreateLoad(v32, pc_),
+                                                          llvm::Constant::getAllOnesValue(v32)));
+      llvm::Value* lanes =
+          builder_.CreateSelect(builder_.CreateICmpEQ(alive, here), Int32(0), here);
+      CallRuntime(kRuntimeBarrierArrive, builder_.getVoidTy(),
+                  {FirstActive(AsVector(builder_, barrier.id)),
+                   FirstActive(AsVector(builder_, barrier.threads)), lanes});
+      Move(target);
       return absl::OkStatus();
     }
-    builder_.CreateStore(Int32(id), barrier_);
-    llvm::Value* waiting = builder_.CreateLoad(builder_.getInt32Ty(), waiting_);
-    builder_.CreateStore(builder_.CreateOr(waiting, MaskBits(BlockMask())), waiting_);
-    Move(Splat(builder_, Int32(static_cast<uint32_t>(block.target))));
+    if (barrier.op != BarrierOp::kSync) {
+      llvm::Value* through = builder_.CreateAnd(here, Load32(released_));
+      auto* finish = llvm::BasicBlock::Create(context_, "reduced", function_);
+      auto* arrive = llvm::BasicBlock::Create(context_, "arrive", function_);
+      builder_.CreateCondBr(builder_.CreateICmpNE(through, Int32(0)), finish, arrive);
+      builder_.SetInsertPoint(finish);
+      builder_.CreateStore(MaskFromBits(through), mask_);
+      builder_.CreateStore(builder_.CreateAnd(Load32(released_), builder_.CreateNot(through)),
+                           released_);
+      RETURN_IF_ERROR(
+          SetBarrierResult(i, barrier.op, LaneValue::Varying(builder_.CreateLoad(v32, results_))));
+      Move(target);
+      builder_.SetInsertPoint(arrive);
+      llvm::Value* given =
+          builder_.CreateAnd(MaskBits(AsVector(builder_, barrier.predicate)), here);
+      llvm::Value* others = builder_.CreateAnd(Load32(predicates_), builder_.CreateNot(here));
+      builder_.CreateStore(builder_.CreateOr(others, given), predicates_);
+    }
+    Note(ids_, AsVector(builder_, barrier.id));
+    Note(threads_, AsVector(builder_, barrier.threads));
+    Note(ops_, Splat(builder_, Int32(static_cast<uint32_t>(barrier.op))));
+    builder_.CreateStore(builder_.CreateOr(Load32(waiting_), here), waiting_);
+    if (barrier.op == BarrierOp::kSync) {
+      Move(target);
+    } else {
+      builder_.CreateBr(dispatch_);
+    }
     return absl::OkStatus();
   }
 
@@ -331,7 +525,21 @@ class DispatchEmitter : public InstructionEmitter {
   std::vector<llvm::Value*> registers_;
   llvm::Value* pc_ = nullptr;
   llvm::Value* waiting_ = nullptr;
-  llvm::Value* barrier_ = nullptr;
+  // Lanes at barriers of the block: where, for how many threads, to what end, with what.
+  llvm::Value* ids_ = nullptr;
+  llvm::Value* threads_ = nullptr;
+  llvm::Value* ops_ = nullptr;
+  llvm::Value* predicates_ = nullptr;
+  llvm::Value* results_ = nullptr;
+  llvm::Value* released_ = nullptr;  // lanes that are to fetch the result of a reduction
+  // Lanes that wait to meet others: whom, for what, and what they bring.
+  llvm::Value* meeting_ = nullptr;
+  llvm::Value* members_ = nullptr;
+  llvm::Value* kinds_ = nullptr;
+  llvm::Value* brought_ = nullptr;
+  llvm::Value* granted_ = nullptr;  // lanes that have met
+  llvm::Value* groups_ = nullptr;   // ... whom
+  llvm::Value* group_ = nullptr;    // i32: those of the present instruction
   llvm::Value* spins_ = nullptr;
   llvm::Value* floor_ = nullptr;
   llvm::Value* last_ = nullptr;

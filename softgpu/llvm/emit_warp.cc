@@ -13,50 +13,96 @@ namespace fargpu::softgpu {
 
 using Kind = ptx::Operand::Kind;
 
-absl::Status InstructionEmitter::EmitBarrier(const Instruction& i) {
+absl::StatusOr<InstructionEmitter::BarrierOperands> InstructionEmitter::ParseBarrier(
+    const Instruction& i) {
+  BarrierOperands result;
+  const bool reduces = i.Has("red");
+  result.op = !reduces       ? BarrierOp::kSync
+              : i.Has("and") ? BarrierOp::kAnd
+              : i.Has("or")  ? BarrierOp::kOr
+                             : BarrierOp::kCount;
+  // {d,} number {, threads} {, predicate}
+  const size_t at = reduces ? 1 : 0;
+  const size_t end = i.operands.size() - (reduces && !i.operands.empty() ? 1 : 0);
   const Type u32 = {Type::kUnsigned, 1, 32};
+  result.id = result.threads = LaneValue::Uniform(Int32(0));
+  if (at < end) {
+    ASSIGN_OR_RETURN(result.id, Get(i, at, u32));
+  }
+  if (at + 1 < end) {
+    ASSIGN_OR_RETURN(result.threads, Get(i, at + 1, u32));
+  }
+  if (reduces) {
+    ASSIGN_OR_RETURN(result.predicate, Get(i, end, Type{Type::kPred, 1, 1}));
+  }
+  return result;
+}
+
+absl::Status InstructionEmitter::EmitBarrier(const Instruction& i) {
   if (i.Has("warp")) {
     // The lanes named are together already, or will be; memory is in order.
     builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent,
                          llvm::SyncScope::SingleThread);
     return absl::OkStatus();
   }
-  if (i.Has("cluster")) return Unsupported(i, "clusters");
-  if (i.Has("arrive")) return Unsupported(i, "arriving without waiting");
+  if (i.Has("cluster")) {
+    if (i.Has("arrive")) {
+      CallRuntime(kRuntimeBarrierArrive, builder_.getVoidTy(),
+                  {Int32(kClusterBarrier), Int32(0), Int32(0)});
+    } else {
+      CallRuntime(kRuntimeClusterWait, builder_.getVoidTy(), {});
+    }
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const BarrierOperands barrier, ParseBarrier(i));
   const auto first_active = [&](const LaneValue& value) {
-    if (value.uniform()) return value.scalar;
-    llvm::Value* lane = builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, MaskBits(ExecMask()),
-                                                       builder_.getFalse());
-    return builder_.CreateExtractElement(AsVector(builder_, value),
-                                         builder_.CreateAnd(lane, Int32(31)));
+    return value.uniform() ? value.scalar : FirstActive(AsVector(builder_, value));
   };
-  const bool reduces = i.Has("red");
-  const size_t at = reduces ? 1 : 0;
-  llvm::Value* id = Int32(0);
-  if (i.operands.size() > at) {
-    ASSIGN_OR_RETURN(const LaneValue value, Get(i, at, u32));
-    id = first_active(value);
+  llvm::Value* id = first_active(barrier.id);
+  llvm::Value* threads = first_active(barrier.threads);
+  if (i.Has("arrive")) {
+    CallRuntime(kRuntimeBarrierArrive, builder_.getVoidTy(), {id, threads, Int32(0)});
+    return absl::OkStatus();
   }
-  const size_t count_at = at + 1;
-  const size_t rest = i.operands.size() - std::min(i.operands.size(), count_at);
-  llvm::Value* threads = Int32(0);
-  if (rest > (reduces ? 1u : 0u)) {
-    ASSIGN_OR_RETURN(const LaneValue value, Get(i, count_at, u32));
-    threads = first_active(value);
-  }
-  if (!reduces) {
+  if (barrier.op == BarrierOp::kSync) {
     CallRuntime(kRuntimeBarrier, builder_.getVoidTy(), {id, threads});
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const LaneValue p, Get(i, i.operands.size() - 1, Type{Type::kPred, 1, 1}));
   llvm::Value* mask = MaskBits(ExecMask());
-  llvm::Value* predicates = builder_.CreateAnd(MaskBits(AsVector(builder_, p)), mask);
-  const uint32_t op = i.Has("and") ? 0 : i.Has("or") ? 1 : 2;
-  llvm::Value* result = CallRuntime(kRuntimeBarrierReduce, builder_.getInt32Ty(),
-                                    {id, threads, Int32(op), predicates, mask});
-  if (op == 2) return Set(i, 0, LaneValue::Uniform(result), u32);
-  return Set(i, 0, LaneValue::Uniform(builder_.CreateICmpNE(result, Int32(0))),
-             {Type::kPred, 1, 1});
+  llvm::Value* predicates =
+      builder_.CreateAnd(MaskBits(AsVector(builder_, barrier.predicate)), mask);
+  llvm::Value* result =
+      CallRuntime(kRuntimeBarrierReduce, builder_.getInt32Ty(),
+                  {id, threads, Int32(static_cast<uint32_t>(barrier.op)), predicates, mask});
+  return SetBarrierResult(i, barrier.op, LaneValue::Uniform(result));
+}
+
+absl::Status InstructionEmitter::SetBarrierResult(const Instruction& i, BarrierOp op,
+                                                  const LaneValue& result) {
+  if (op == BarrierOp::kCount) return Set(i, 0, result, Type{Type::kUnsigned, 1, 32});
+  const Args args = Unify({result});
+  return Set(i, 0, args.Wrap(builder_.CreateICmpNE(args.v[0], Constant(args.v[0], 0))),
+             Type{Type::kPred, 1, 1});
+}
+
+// The lanes among `members` that take part, for each lane.
+LaneValue InstructionEmitter::Participants(const LaneValue& members) {
+  const Args args = Unify({LaneValue::Uniform(MaskBits(ExecMask())), members});
+  return args.Wrap(builder_.CreateAnd(args.v[0], args.v[1]));
+}
+
+absl::Status InstructionEmitter::EmitElect(const Instruction& i) {
+  ASSIGN_OR_RETURN(const LaneValue members, Get(i, 1, Type{Type::kUnsigned, 1, 32}));
+  const Operand& to = i.operands[0];
+  if (to.kind != Kind::kPair) return Malformed(i, "the destination is d|p");
+  const Args mask = Unify({Participants(members)});
+  llvm::Value* leader =
+      builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, mask.v[0], builder_.getFalse());
+  leader = builder_.CreateAnd(leader, Constant(leader, 31));
+  RETURN_IF_ERROR(Set(i, to.parts[0], mask.Wrap(leader), Type{Type::kUnsigned, 1, 32}));
+  llvm::Value* is_leader = builder_.CreateICmpEQ(OffsetVector(builder_.getInt32Ty(), lane_ids_),
+                                                 AsVector(builder_, mask.Wrap(leader)));
+  return Set(i, to.parts[1], LaneValue::Varying(is_leader), Type{Type::kPred, 1, 1});
 }
 
 absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
@@ -69,10 +115,9 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
   ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, u32));
   ASSIGN_OR_RETURN(const LaneValue b, Get(i, 2, u32));
   ASSIGN_OR_RETURN(const LaneValue c, Get(i, 3, u32));
-  (void)sync;
   llvm::Type* v32 = VectorOf(builder_.getInt32Ty());
   llvm::Value* lane = OffsetVector(builder_.getInt32Ty(), lane_ids_);
-  llvm::Value* source = AsVector(builder_, a);
+  llvm::Value* source = sync ? Contributed(AsVector(builder_, a)) : AsVector(builder_, a);
   const auto constant_of = [](const LaneValue& v) -> llvm::ConstantInt* {
     return v.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(v.scalar) : nullptr;
   };
@@ -181,26 +226,23 @@ llvm::Value* InstructionEmitter::Permute(llvm::Value* source, llvm::Value* lanes
 absl::Status InstructionEmitter::EmitVote(const Instruction& i) {
   const Type pred = {Type::kPred, 1, 1};
   ASSIGN_OR_RETURN(const LaneValue p, Get(i, 1, pred));
-  llvm::Value* mask = MaskBits(ExecMask());
+  llvm::Value* predicate = AsVector(builder_, p);
+  LaneValue mask = LaneValue::Uniform(MaskBits(ExecMask()));
   if (i.Has("sync")) {
     ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
-    if (members.uniform())
-      mask = builder_.CreateAnd(mask, members.scalar);
-    else
-      mask = builder_.CreateAnd(mask, FirstActive(AsVector(builder_, members)));
+    mask = Participants(members);
+    predicate = Contributed(predicate);
   }
-  llvm::Value* bits = builder_.CreateAnd(MaskBits(AsVector(builder_, p)), mask);
-  if (i.Has("ballot")) return Set(i, 0, LaneValue::Uniform(bits), {Type::kUnsigned, 1, 32});
-  llvm::Value* result;
-  if (i.Has("any")) {
-    result = builder_.CreateICmpNE(bits, Int32(0));
-  } else if (i.Has("all")) {
-    result = builder_.CreateICmpEQ(bits, mask);
-  } else {
-    result =
-        builder_.CreateOr(builder_.CreateICmpEQ(bits, mask), builder_.CreateICmpEQ(bits, Int32(0)));
-  }
-  return Set(i, 0, LaneValue::Uniform(result), pred);
+  // Groups of lanes with masks of their own may vote at the same time.
+  const Args args = Unify({LaneValue::Uniform(MaskBits(predicate)), mask});
+  llvm::Value* bits = builder_.CreateAnd(args.v[0], args.v[1]);
+  if (i.Has("ballot")) return Set(i, 0, args.Wrap(bits), {Type::kUnsigned, 1, 32});
+  llvm::Value* any = builder_.CreateICmpNE(bits, Constant(bits, 0));
+  llvm::Value* all = builder_.CreateICmpEQ(bits, args.v[1]);
+  llvm::Value* result = i.Has("any")   ? any
+                        : i.Has("all") ? all
+                                       : builder_.CreateOr(all, builder_.CreateNot(any));
+  return Set(i, 0, args.Wrap(result), pred);
 }
 
 llvm::Value* InstructionEmitter::FirstActive(llvm::Value* vector) {
@@ -215,31 +257,25 @@ absl::Status InstructionEmitter::EmitActiveMask(const Instruction& i) {
 
 absl::Status InstructionEmitter::EmitMatch(const Instruction& i) {
   const Type type = i.type();
+  const Type u32 = {Type::kUnsigned, 1, 32};
   ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, type));
-  llvm::Value* v = AsVector(builder_, a);
-  llvm::Value* mask = MaskBits(ExecMask());
-  ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
-  mask = builder_.CreateAnd(
-      mask, members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
-  if (i.Has("all")) {
-    llvm::Value* first = Splat(builder_, FirstActive(v));
-    llvm::Value* same = builder_.CreateAnd(MaskBits(builder_.CreateICmpEQ(v, first)), mask);
-    llvm::Value* all = builder_.CreateICmpEQ(same, mask);
-    llvm::Value* result = builder_.CreateSelect(all, mask, Int32(0));
-    const Operand& to = i.operands[0];
-    if (to.kind == Kind::kPair) {
-      RETURN_IF_ERROR(Set(i, to.parts[0], LaneValue::Uniform(result), {Type::kUnsigned, 1, 32}));
-      return Set(i, to.parts[1], LaneValue::Uniform(all), {Type::kPred, 1, 1});
-    }
-    return Set(i, 0, LaneValue::Uniform(result), {Type::kUnsigned, 1, 32});
-  }
-  llvm::Value* result = llvm::PoisonValue::get(VectorOf(builder_.getInt32Ty()));
+  ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, u32));
+  llvm::Value* v = Contributed(AsVector(builder_, a));
+  llvm::Value* mask = AsVector(builder_, Participants(members));
+  llvm::Value* same = llvm::PoisonValue::get(VectorOf(builder_.getInt32Ty()));
   for (int k = 0; k < kWarpSize; ++k) {
-    llvm::Value* same =
+    llvm::Value* equal =
         builder_.CreateICmpEQ(v, Splat(builder_, builder_.CreateExtractElement(v, k)));
-    result = builder_.CreateInsertElement(result, builder_.CreateAnd(MaskBits(same), mask), k);
+    same = builder_.CreateInsertElement(same, MaskBits(equal), k);
   }
-  return Set(i, 0, LaneValue::Varying(result), {Type::kUnsigned, 1, 32});
+  same = builder_.CreateAnd(same, mask);
+  if (!i.Has("all")) return Set(i, 0, LaneValue::Varying(same), u32);
+  llvm::Value* all = builder_.CreateICmpEQ(same, mask);
+  const LaneValue result = LaneValue::Varying(builder_.CreateSelect(all, mask, Constant(mask, 0)));
+  const Operand& to = i.operands[0];
+  if (to.kind != Kind::kPair) return Set(i, 0, result, u32);
+  RETURN_IF_ERROR(Set(i, to.parts[0], result, u32));
+  return Set(i, to.parts[1], LaneValue::Varying(all), {Type::kPred, 1, 1});
 }
 
 absl::Status InstructionEmitter::EmitRedux(const Instruction& i) {
@@ -247,10 +283,8 @@ absl::Status InstructionEmitter::EmitRedux(const Instruction& i) {
   if (type.is_float()) return Unsupported(i, "floating point");
   ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, type));
   ASSIGN_OR_RETURN(const LaneValue members, Get(i, 2, Type{Type::kUnsigned, 1, 32}));
-  llvm::Value* mask = builder_.CreateAnd(
-      MaskBits(ExecMask()),
-      members.uniform() ? members.scalar : FirstActive(AsVector(builder_, members)));
-  llvm::Value* v = AsVector(builder_, a);
+  const LaneValue mask = Participants(members);
+  llvm::Value* v = Contributed(AsVector(builder_, a));
   llvm::Intrinsic::ID id;
   uint64_t neutral = 0;
   if (i.Has("add")) {
@@ -271,9 +305,35 @@ absl::Status InstructionEmitter::EmitRedux(const Instruction& i) {
                           : llvm::Intrinsic::vector_reduce_umax;
     neutral = type.is_signed() ? 0x80000000 : 0;
   }
-  v = builder_.CreateSelect(MaskFromBits(mask), v, Constant(v, neutral));
-  llvm::Value* result = builder_.CreateIntrinsic(id, {v->getType()}, {v});
-  return Set(i, 0, LaneValue::Uniform(result), type);
+  const auto reduce = [&](llvm::Value* lanes) {
+    llvm::Value* some = builder_.CreateSelect(MaskFromBits(lanes), v, Constant(v, neutral));
+    return builder_.CreateIntrinsic(id, {v->getType()}, {some});
+  };
+  if (mask.uniform()) return Set(i, 0, LaneValue::Uniform(reduce(mask.scalar)), type);
+  // Groups of lanes with masks of their own, one group after the other.
+  llvm::Type* i32 = builder_.getInt32Ty();
+  llvm::Value* masks = AsVector(builder_, mask);
+  llvm::Value* all = MaskBits(ExecMask());
+  auto* before = builder_.GetInsertBlock();
+  auto* loop = llvm::BasicBlock::Create(context_, "group", function_);
+  auto* after = llvm::BasicBlock::Create(context_, "reduced", function_);
+  builder_.CreateBr(loop);
+  builder_.SetInsertPoint(loop);
+  llvm::PHINode* rest = builder_.CreatePHI(i32, 2);
+  llvm::PHINode* so_far = builder_.CreatePHI(v->getType(), 2);
+  llvm::Value* lane = builder_.CreateAnd(
+      builder_.CreateBinaryIntrinsic(llvm::Intrinsic::cttz, rest, builder_.getFalse()), Int32(31));
+  llvm::Value* group = builder_.CreateExtractElement(masks, lane);
+  llvm::Value* same = builder_.CreateICmpEQ(masks, Splat(builder_, group));
+  llvm::Value* result = builder_.CreateSelect(same, Splat(builder_, reduce(group)), so_far);
+  llvm::Value* left = builder_.CreateAnd(rest, builder_.CreateNot(MaskBits(same)));
+  rest->addIncoming(all, before);
+  rest->addIncoming(left, loop);
+  so_far->addIncoming(Constant(v, 0), before);
+  so_far->addIncoming(result, loop);
+  builder_.CreateCondBr(builder_.CreateICmpNE(left, Int32(0)), loop, after);
+  builder_.SetInsertPoint(after);
+  return Set(i, 0, LaneValue::Varying(result), type);
 }
 
 absl::Status InstructionEmitter::EmitNanosleep(const Instruction& i) {

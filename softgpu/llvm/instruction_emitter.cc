@@ -160,6 +160,7 @@ InstructionEmitter::Handler InstructionEmitter::FindHandler(absl::string_view op
       {"activemask", &E::EmitActiveMask},
       {"match", &E::EmitMatch},
       {"redux", &E::EmitRedux},
+      {"elect", &E::EmitElect},
       {"nanosleep", &E::EmitNanosleep},
       {"call", &E::EmitCall},
       {"mma", &E::EmitMatrixMultiply},

@@ -44,6 +44,10 @@ class InstructionEmitter {
   // <32 x i1>: lanes that execute the present block. Never empty when code runs.
   virtual llvm::Value* BlockMask() = 0;
   virtual bool BlockMaskIsFull() = 0;
+  // Of an instruction at which lanes of the warp meet: the lanes among `members` that do, for each
+  // lane, and what all of them have brought along, wherever they execute it.
+  virtual LaneValue Participants(const LaneValue& members);
+  virtual llvm::Value* Contributed(llvm::Value* own) { return own; }
 
   // Starts the function `name`(WarpContext*), or one that is declared already and has more
   // parameters behind that.
@@ -83,6 +87,14 @@ class InstructionEmitter {
   }
 
   absl::StatusOr<LaneValue> Get(const Instruction& at, size_t operand, Type type);
+  struct BarrierOperands {
+    BarrierOp op;
+    LaneValue id;
+    LaneValue threads;    // zero: all
+    LaneValue predicate;  // of reductions
+  };
+  absl::StatusOr<BarrierOperands> ParseBarrier(const Instruction& i);
+  absl::Status SetBarrierResult(const Instruction& i, BarrierOp op, const LaneValue& result);
   llvm::Value* FirstActive(llvm::Value* vector);                   // its element in the lowest lane
   llvm::Value* SpillLanes(llvm::Value* vector, const char* name);  // -> alloca holding it
 
@@ -284,6 +296,7 @@ class InstructionEmitter {
 
   // emit_warp.cc
   absl::Status EmitBarrier(const Instruction& i);
+  absl::Status EmitElect(const Instruction& i);
   absl::Status EmitShuffle(const Instruction& i);
   llvm::Value* Permute(llvm::Value* source, llvm::Value* lanes);  // AVX-512
   absl::Status EmitVote(const Instruction& i);

@@ -172,8 +172,11 @@ class LinearEmitter : public InstructionEmitter {
     for (size_t b = 0; b < kernel_.blocks.size(); ++b) {
       for (const ptx::Instruction& i : kernel_.blocks[b].instructions) {
         if (i.opcode == "call" && i.Has("real")) return false;
-        const bool barrier = (i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier";
-        if (barrier && !masks_.parked[b].empty()) return false;
+        if (masks_.parked[b].empty()) continue;
+        const Meeting meeting = MeetingAt(i);
+        if (meeting == Meeting::kBlock) return false;
+        // Lanes that are missing come later, by the same way or, if there is one, by another.
+        if (meeting == Meeting::kMembers && MayMeetElsewhere(static_cast<int>(b))) return false;
       }
     }
     // Lanes that have left a loop wait for those inside, who must not wait for them.
@@ -181,6 +184,35 @@ class LinearEmitter : public InstructionEmitter {
       if (waiting_loops_[l] && !masks_.parked[flow_.loops[l].latch].empty()) return false;
     }
     return true;
+  }
+
+  // May lanes that wait while block b runs meet lanes of other blocks at an instruction that those
+  // in b do not come to?
+  bool MayMeetElsewhere(int b) const {
+    const std::vector<bool> from_here = ReachedForward({b});
+    const std::vector<bool> from_others = ReachedForward(masks_.parked[b]);
+    for (size_t k = 0; k < kernel_.blocks.size(); ++k) {
+      if (!from_others[k] || from_here[k]) continue;
+      for (const ptx::Instruction& i : kernel_.blocks[k].instructions) {
+        if (MeetingAt(i) == Meeting::kMembers) return true;
+      }
+    }
+    return false;
+  }
+
+  // Blocks reached from some without going back.
+  std::vector<bool> ReachedForward(std::vector<int> work) const {
+    std::vector<bool> reached(kernel_.blocks.size(), false);
+    while (!work.empty()) {
+      const int b = work.back();
+      work.pop_back();
+      if (reached[b]) continue;
+      reached[b] = true;
+      for (const int s : kernel_.blocks[b].Successors()) {
+        if (s > b) work.push_back(s);
+      }
+    }
+    return reached;
   }
 
   absl::Status EmitBlock(int b) {

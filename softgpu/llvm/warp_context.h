@@ -39,24 +39,35 @@ struct WarpContext {
 // Functions that compiled code calls, all of the form R f(WarpContext*, ...). Arrays hold one
 // element per lane; only lanes in `mask` count.
 enum RuntimeFunction : int {
-  kRuntimeFault,          // noreturn (ctx, u64* addresses, u32 mask, u32 bytes, u32 line)
-  kRuntimeTrap,           // noreturn (ctx, u32 line)
+  kRuntimeFault,  // noreturn (ctx, u64* addresses, u32 mask, u32 bytes, u32 line)
+  kRuntimeTrap,   // noreturn (ctx, u32 line)
+  // Barriers for the whole warp, whichever of its lanes have not ended.
   kRuntimeBarrier,        // (ctx, u32 id, u32 threads or 0)
-  kRuntimeBarrierReduce,  // u32 (ctx, u32 id, u32 threads, u32 op, u32 predicates, u32 mask)
+  kRuntimeBarrierReduce,  // u32 (ctx, u32 id, u32 threads, u32 BarrierOp, u32 predicates, u32 mask)
   kRuntimeYield,          // (ctx): lets other warps run
   kRuntimeSleep,          // (ctx, u32 nanoseconds)
   kRuntimeLoad,           // (ctx, u64* addresses, u32 mask, u32 bytes, void* out, u32 acquire)
   kRuntimeStore,          // (ctx, u64* addresses, u32 mask, u32 bytes, void* in, u32 release)
   kRuntimeAtomic,         // (ctx, u32 code, u64* addresses, u32 mask, void* a, void* b, void* out)
   kRuntimePrintf,         // (ctx, u64* formats, u64* arguments, u32 mask, u32* results)
-  kRuntimeAssert,     // noreturn (ctx, u64* message, u64* file, u32* line, u64* function, u32 mask)
-  kRuntimeRound,      // (ctx, u32 code, void* a, void* b, void* c, void* out): 32 lanes
-  kRuntimeClock,      // u64 (ctx)
-  kRuntimeTimer,      // u64 (ctx): nanoseconds
-  kRuntimeFence,      // (ctx)
-  kRuntimeOperation,  // (ctx, u32 Operation, u64 code, u32 mask, void* slots, u32 line)
+  kRuntimeAssert,  // noreturn (ctx, u64* message, u64* file, u32* line, u64* function, u32 mask)
+  kRuntimeRound,   // (ctx, u32 code, void* a, void* b, void* c, void* out): 32 lanes
+  kRuntimeClock,   // u64 (ctx)
+  kRuntimeTimer,   // u64 (ctx): nanoseconds
+  kRuntimeFence,   // (ctx)
+  kRuntimeBarrierArrive,  // (ctx, u32 id, u32 threads, u32 lanes or 0: the whole warp)
+  // Called when no lane can go on before a barrier: lets the lanes in `waiting` wait at barriers of
+  // their own until some are through, and returns those. u32 (ctx, u32 waiting, u32* ids,
+  // u32* threads, u32* BarrierOps, u32 predicates, u32* results)
+  kRuntimeBarrierLanes,
+  kRuntimeClusterWait,  // (ctx): for what kRuntimeBarrierArrive counted at kClusterBarrier
+  kRuntimeOperation,    // (ctx, u32 Operation, u64 code, u32 mask, void* slots, u32 line)
   kRuntimeFunctionCount,
 };
+
+enum class BarrierOp : uint32_t { kSync, kAnd, kOr, kCount };
+inline constexpr uint32_t kBarriers = 16;               // that a kernel can name
+inline constexpr uint32_t kClusterBarrier = kBarriers;  // barrier.cluster of a cluster of one block
 
 // What kRuntimeOperation does for the lanes in the mask: instructions that are long anyway.
 // Operands lie in slots of kSlotBytes, one element per lane in each; which slot holds what is said

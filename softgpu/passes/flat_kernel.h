@@ -31,6 +31,27 @@ struct BasicBlock {
   }
 };
 
+// How lanes of a warp meet at an instruction.
+enum class Meeting {
+  kNone,
+  kMembers,  // those that a mask names, at instructions of the same kind anywhere
+  kWarp,     // all, at this instruction
+  kBlock,    // a barrier of the block
+};
+inline Meeting MeetingAt(const ptx::Instruction& i) {
+  const bool barrier = i.opcode == "bar" || i.opcode == "barrier";
+  if (barrier && i.Has("cluster")) return Meeting::kWarp;
+  if (barrier && !i.Has("warp")) return Meeting::kBlock;
+  if (barrier || i.opcode == "elect" || i.opcode == "match" || i.opcode == "redux")
+    return Meeting::kMembers;
+  if (i.opcode == "shfl" || i.opcode == "vote")
+    return i.Has("sync") ? Meeting::kMembers : Meeting::kNone;
+  if (i.opcode == "mma" || i.opcode == "wmma" || i.opcode == "ldmatrix" || i.opcode == "stmatrix" ||
+      i.opcode == "movmatrix")
+    return Meeting::kWarp;
+  return Meeting::kNone;
+}
+
 // One kernel with its device functions inlined and its names resolved:
 //  - a shared or local variable has become an immediate, its offset in the block's shared or the
 //    thread's local memory;

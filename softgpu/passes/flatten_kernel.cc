@@ -634,7 +634,7 @@ class Flattener {
   static bool Waits(const Instruction& i) {
     return i.opcode == "bar" || i.opcode == "barrier" || IsRealCall(i) || i.opcode == "shfl" ||
            i.opcode == "vote" || i.opcode == "match" || i.opcode == "redux" ||
-           i.opcode == "nanosleep";
+           i.opcode == "elect" || i.opcode == "nanosleep";
   }
   static bool IsBlockBarrier(const Instruction& i) {
     return (i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier";
