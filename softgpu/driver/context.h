@@ -21,6 +21,8 @@
 namespace fargpu::softgpu {
 
 class Context;
+struct Capture;
+struct CapturedEvent;
 
 // Smaller numbers are more urgent. Priorities are kept and reported; all streams run at once.
 inline constexpr int kLeastStreamPriority = 0;
@@ -28,7 +30,7 @@ inline constexpr int kGreatestStreamPriority = -5;
 
 // A stream is a work queue and what cuStreamGet* tell of it. Streams 0, 1 and 2 (legacy and
 // per-thread default) are objects like the others, without a handle of their own.
-struct Stream {
+struct Stream : std::enable_shared_from_this<Stream> {
   CUstream handle = nullptr;
   uint64_t id = 0;
   std::weak_ptr<Context> context;
@@ -37,6 +39,12 @@ struct Stream {
   int priority = 0;
   bool legacy = false;
   bool destroyed = false;  // guarded by the context's mutex
+
+  // Whether `capture` is set, to be asked without a lock.
+  std::atomic<bool> capturing{false};
+  bool is_capturing() const { return capturing.load(std::memory_order_acquire); }
+  // The capture that the stream takes part in; guarded by Driver::graph_mutex.
+  std::shared_ptr<Capture> capture;
 };
 
 // One moment of a stream: where an event was recorded.
@@ -44,7 +52,11 @@ struct EventRecord {
   std::shared_ptr<WorkQueue> queue;
   uint64_t position = 0;
   std::atomic<int64_t> time_ns{0};  // of the steady clock, set when the stream gets there
-  bool Done() const { return queue->Completed(position); }
+  // Set where the moment lies inside an item of the queue (a node of a graph).
+  std::atomic<bool> reached{false};
+  bool Done() const {
+    return reached.load(std::memory_order_acquire) || queue->Completed(position);
+  }
 };
 
 struct Event {
@@ -55,6 +67,9 @@ struct Event {
   Mutex mutex;
   // The latest cuEventRecord; nullptr before the first.
   std::shared_ptr<EventRecord> record ABSL_GUARDED_BY(mutex);
+  // Set if the latest record was part of a capture; guarded by Driver::graph_mutex.
+  std::shared_ptr<CapturedEvent> captured;
+  std::atomic<bool> was_captured{false};  // whether `captured` may be set, without a lock
 };
 
 // Text that kernels printed and that has not reached stdout yet.
@@ -91,6 +106,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void Fail(const absl::Status& status);
   // The context is being destroyed: work that is still queued is skipped.
   void Cancel() { cancelled_.store(true, std::memory_order_release); }
+  bool skips_work() const { return failed() || cancelled_.load(std::memory_order_acquire); }
 
   // Queues `work` on `stream`, which belongs to this context, behind `after` and behind what the
   // rules of the legacy default stream demand. Work that may run on any thread runs at once if
@@ -128,7 +144,6 @@ class Context : public std::enable_shared_from_this<Context> {
   absl::Status DisablePeer(uint64_t peer);
 
  private:
-  bool skips_work() const { return failed() || cancelled_.load(std::memory_order_acquire); }
   void RunWork(const StreamWork& work);
   // Drops streams that were destroyed and have run dry. Busy ones stay: synchronisation and the
   // legacy stream still have to wait for them.

@@ -10,6 +10,8 @@
 
 #include "common/cuda_error.h"
 #include "common/status_macros.h"
+#include "softgpu/driver/capture.h"
+#include "softgpu/driver/copy_params.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -37,20 +39,35 @@ std::optional<size_t> Extent(size_t width, size_t height, size_t depth, size_t p
   return sum;
 }
 
-absl::Status CheckSide(const DeviceMemory& memory, absl::string_view what, uint64_t address,
-                       Side side, size_t extent, Access access) {
+absl::Status CheckSide(const Driver& driver, absl::string_view what, uint64_t address, Side side,
+                       size_t extent, Access access) {
   if (address == 0) return Invalid(absl::StrCat(what, " is null"));
-  const bool in_window = memory.InWindow(address);
-  if (side == Side::kDevice || in_window) {
-    if (!memory.Accessible(address, extent, access)) {
-      return Invalid(
-          absl::StrCat(what, " 0x", absl::Hex(address), " + ", extent, " is not device memory"));
-    }
+  const bool in_window = driver.memory.InWindow(address);
+  if (side != Side::kDevice && !in_window) return absl::OkStatus();
+  // Registered memory is the device's too, at the program's own address.
+  if (driver.memory.Accessible(address, extent, access) ||
+      driver.registered.Covers(address, extent)) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return Invalid(
+      absl::StrCat(what, " 0x", absl::Hex(address), " + ", extent, " is not device memory"));
 }
 
-absl::Status CheckCopy(const DeviceMemory& memory, const CopyPlan& plan) {
+bool IsPageable(Driver& driver, uint64_t address, Side side) {
+  return side != Side::kDevice && !driver.memory.InWindow(address) &&
+         !driver.registered.Find(address);
+}
+
+size_t TotalBytes(const CopyPlan& plan) { return plan.width * plan.height * plan.depth; }
+
+// Ours to write to or read from: later, only whether it exists is known.
+Access Wanted(Access access, WhenToRun when) {
+  return when == WhenToRun::kNow ? access : Access::kNone;
+}
+
+}  // namespace
+
+absl::Status CheckCopy(Driver& driver, const CopyPlan& plan, WhenToRun when) {
   if ((plan.height > 1 &&
        (plan.destination_pitch < plan.width || plan.source_pitch < plan.width))) {
     return Invalid(absl::StrCat("rows of ", plan.width, " bytes, pitches ", plan.destination_pitch,
@@ -61,9 +78,10 @@ absl::Status CheckCopy(const DeviceMemory& memory, const CopyPlan& plan) {
   const auto source =
       Extent(plan.width, plan.height, plan.depth, plan.source_pitch, plan.source_slice);
   if (!destination || !source) return Invalid("the copy wraps around the address space");
-  RETURN_IF_ERROR(CheckSide(memory, "destination", plan.destination, plan.destination_side,
-                            *destination, Access::kReadWrite));
-  return CheckSide(memory, "source", plan.source, plan.source_side, *source, Access::kRead);
+  RETURN_IF_ERROR(CheckSide(driver, "destination", plan.destination, plan.destination_side,
+                            *destination, Wanted(Access::kReadWrite, when)));
+  return CheckSide(driver, "source", plan.source, plan.source_side, *source,
+                   Wanted(Access::kRead, when));
 }
 
 void RunCopy(const CopyPlan& plan) {
@@ -79,18 +97,9 @@ void RunCopy(const CopyPlan& plan) {
   }
 }
 
-bool IsPageable(Driver& driver, uint64_t address, Side side) {
-  return side != Side::kDevice && !driver.memory.InWindow(address) &&
-         !driver.registered.Find(address);
-}
-
-size_t TotalBytes(const CopyPlan& plan) { return plan.width * plan.height * plan.depth; }
-
-}  // namespace
-
 absl::Status CopyNow(Driver& driver, Context& context, Stream& stream, const CopyPlan& plan) {
   if (plan.width == 0 || plan.height == 0 || plan.depth == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckCopy(driver.memory, plan));
+  RETURN_IF_ERROR(CheckCopy(driver, plan, WhenToRun::kNow));
   return context.RunAndWait(
       stream,
       [plan] {
@@ -102,7 +111,14 @@ absl::Status CopyNow(Driver& driver, Context& context, Stream& stream, const Cop
 
 absl::Status CopyAsync(Driver& driver, Context& context, Stream& stream, const CopyPlan& plan) {
   if (plan.width == 0 || plan.height == 0 || plan.depth == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckCopy(driver.memory, plan));
+  if (stream.is_capturing()) {
+    RETURN_IF_ERROR(CheckCopy(driver, plan, WhenToRun::kLater));
+    CopyNode node;
+    node.params = ParamsOf(plan);
+    node.plan = plan;
+    return CaptureWork(driver, stream, std::move(node));
+  }
+  RETURN_IF_ERROR(CheckCopy(driver, plan, WhenToRun::kNow));
   const size_t bytes = TotalBytes(plan);
   if (IsPageable(driver, plan.destination, plan.destination_side)) {
     return CopyNow(driver, context, stream, plan);
@@ -143,7 +159,10 @@ absl::Status CopyAsync(Driver& driver, Context& context, Stream& stream, const C
       .status();
 }
 
-absl::Status FillAsync(Driver& driver, Context& context, Stream& stream, const FillPlan& plan) {
+absl::Status CheckFill(Driver& driver, const FillPlan& plan, WhenToRun when) {
+  if (plan.element != 1 && plan.element != 2 && plan.element != 4) {
+    return Invalid(absl::StrCat("elements of ", plan.element, " bytes: 1, 2 or 4"));
+  }
   if (plan.destination % plan.element != 0) {
     return Invalid(absl::StrCat("0x", absl::Hex(plan.destination), " is not aligned to ",
                                 plan.element, " bytes"));
@@ -158,25 +177,50 @@ absl::Status FillAsync(Driver& driver, Context& context, Stream& stream, const F
   }
   const auto extent = Extent(row, plan.height, 1, plan.pitch, 0);
   if (!extent) return Invalid("the fill wraps around the address space");
-  RETURN_IF_ERROR(CheckSide(driver.memory, "destination", plan.destination, Side::kDevice, *extent,
-                            Access::kReadWrite));
-  const auto fill = [plan, row] {
-    for (size_t y = 0; y < plan.height; ++y) {
-      char* const start = reinterpret_cast<char*>(plan.destination) + y * plan.pitch;
-      if (plan.element == 1) {
-        std::memset(start, static_cast<int>(plan.value & 0xff), row);
-      } else if (plan.element == 2) {
-        std::fill_n(reinterpret_cast<uint16_t*>(start), plan.width,
-                    static_cast<uint16_t>(plan.value));
-      } else {
-        std::fill_n(reinterpret_cast<uint32_t*>(start), plan.width, plan.value);
-      }
+  return CheckSide(driver, "destination", plan.destination, Side::kDevice, *extent,
+                   Wanted(Access::kReadWrite, when));
+}
+
+void RunFill(const FillPlan& plan) {
+  for (size_t y = 0; y < plan.height; ++y) {
+    char* const start = reinterpret_cast<char*>(plan.destination) + y * plan.pitch;
+    if (plan.element == 1) {
+      std::memset(start, static_cast<int>(plan.value & 0xff), plan.width);
+    } else if (plan.element == 2) {
+      std::fill_n(reinterpret_cast<uint16_t*>(start), plan.width,
+                  static_cast<uint16_t>(plan.value));
+    } else {
+      std::fill_n(reinterpret_cast<uint32_t*>(start), plan.width, plan.value);
     }
-    return absl::OkStatus();
-  };
+  }
+}
+
+absl::Status FillAsync(Driver& driver, Context& context, Stream& stream, const FillPlan& plan) {
+  const bool capturing = stream.is_capturing();
+  RETURN_IF_ERROR(CheckFill(driver, plan, capturing ? WhenToRun::kLater : WhenToRun::kNow));
+  if (plan.width == 0 || plan.height == 0) return absl::OkStatus();
+  if (capturing) {
+    FillNode node;
+    node.params = {.dst = plan.destination,
+                   .pitch = plan.pitch,
+                   .value = plan.value,
+                   .elementSize = static_cast<unsigned>(plan.element),
+                   .width = plan.width,
+                   .height = plan.height,
+                   .ctx = nullptr};
+    node.plan = plan;
+    return CaptureWork(driver, stream, std::move(node));
+  }
+  const size_t bytes = plan.width * plan.element * plan.height;
   return context
-      .Enqueue(stream, fill, RunOn::kAnyThread, Wake::kYes,
-               row * plan.height <= kEagerBytes ? Context::Eager::kYes : Context::Eager::kNo)
+      .Enqueue(
+          stream,
+          [plan] {
+            RunFill(plan);
+            return absl::OkStatus();
+          },
+          RunOn::kAnyThread, Wake::kYes,
+          bytes <= kEagerBytes ? Context::Eager::kYes : Context::Eager::kNo)
       .status();
 }
 

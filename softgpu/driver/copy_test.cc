@@ -153,7 +153,7 @@ TEST_F(CopyTest, FillsAndCopiesOfRows) {
   copy.dstPitch = 4;
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
   copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
-  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy2D(&copy));
+  EXPECT_CU(CUDA_ERROR_INVALID_HANDLE, cuMemcpy2D(&copy));
   copy.dstMemoryType = static_cast<CUmemorytype>(77);
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(nullptr));

@@ -127,6 +127,7 @@ CUresult SynchronizeContext(const char* call, CUcontext handle) {
       return CudaError(CUDA_ERROR_NOT_PERMITTED, "called from a host function of a stream");
     }
     ASSIGN_OR_RETURN(const auto context, ContextOrCurrent(driver, handle));
+    RETURN_IF_ERROR(CheckAllowedDuringCapture(driver));
     return context->SynchronizeAll();
   });
 }

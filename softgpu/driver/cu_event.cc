@@ -1,6 +1,7 @@
 // Events.
 
 #include "softgpu/driver/edge.h"
+#include "softgpu/driver/node_params.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -22,6 +23,14 @@ absl::StatusOr<EventState> FindEvent(Driver& driver, CUevent handle) {
   state.context = state.event->context.lock();
   if (state.context == nullptr) {
     return CudaError(CUDA_ERROR_CONTEXT_IS_DESTROYED, "the event's context is gone");
+  }
+  if (state.event->was_captured.load(std::memory_order_acquire)) {
+    MutexLock lock(&driver.graph_mutex);
+    if (state.event->captured != nullptr) {
+      // Nothing of it has run; asking spoils the capture.
+      state.event->captured->capture->invalidated = true;
+      return CudaError(CUDA_ERROR_CAPTURED_EVENT, "the event was recorded in a capture");
+    }
   }
   MutexLock lock(&state.event->mutex);
   state.record = state.event->record;
@@ -67,36 +76,65 @@ absl::Status RecordEvent(Driver& driver, Context& context, Stream& stream, CUeve
   if (event->context.lock().get() != &context) {
     return InvalidHandle("event and stream belong to different contexts");
   }
+  if (stream.is_capturing()) return CaptureRecord(driver, stream, *event);
   auto record = std::make_shared<EventRecord>();
   record->queue = stream.queue;
-  ASSIGN_OR_RETURN(record->position, context.Enqueue(
-                                         stream,
-                                         [record] {
-                                           record->time_ns.store(NowNs(),
-                                                                 std::memory_order_release);
-                                           return absl::OkStatus();
-                                         },
-                                         RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes));
-  MutexLock lock(&event->mutex);
-  event->record = std::move(record);
+  const auto reach = [record] {
+    record->time_ns.store(NowNs(), std::memory_order_release);
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(record->position, context.Enqueue(stream, reach, RunOn::kAnyThread, Wake::kYes,
+                                                     Context::Eager::kYes));
+  {
+    MutexLock lock(&event->mutex);
+    event->record = std::move(record);
+  }
+  if (event->was_captured.exchange(false, std::memory_order_acq_rel)) {
+    MutexLock lock(&driver.graph_mutex);
+    event->captured = nullptr;
+  }
   return absl::OkStatus();
 }
 
+absl::Status WaitForEvent(Context& context, Stream& stream, Event& event) {
+  std::shared_ptr<EventRecord> record;
+  {
+    MutexLock lock(&event.mutex);
+    record = event.record;
+  }
+  // An event that was never recorded counts as complete.
+  if (record == nullptr || record->Done()) return absl::OkStatus();
+  return context
+      .Enqueue(stream, nullptr, RunOn::kAnyThread, Wake::kYes, Context::Eager::kYes,
+               {{record->queue, record->position}})
+      .status();
+}
+
 CUresult Do_cuEventRecord(const char* call, NullStream null, CUevent event, CUstream stream) {
-  return WithStream(call, null, stream, [&](Driver& driver, Context& context, Stream& target) {
-    return RecordEvent(driver, context, target, event);
-  });
+  return WithStream(
+      call, null, stream,
+      [&](Driver& driver, Context& context, Stream& target) {
+        return RecordEvent(driver, context, target, event);
+      },
+      OnCapture::kRecord);
 }
 
 CUresult Do_cuEventRecordWithFlags(const char* call, NullStream null, CUevent event,
                                    CUstream stream, unsigned flags) {
-  return WithStream(call, null, stream,
-                    [&](Driver& driver, Context& context, Stream& target) -> absl::Status {
-                      if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) {
-                        return InvalidValue(absl::StrCat("flags ", flags));
-                      }
-                      return RecordEvent(driver, context, target, event);
-                    });
+  return WithStream(
+      call, null, stream,
+      [&](Driver& driver, Context& context, Stream& target) -> absl::Status {
+        if ((flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0) {
+          return InvalidValue(absl::StrCat("flags ", flags));
+        }
+        if (flags == CU_EVENT_RECORD_EXTERNAL && target.is_capturing()) {
+          ASSIGN_OR_RETURN(NodeWork work,
+                           ReadEvent(driver, event, CU_GRAPH_NODE_TYPE_EVENT_RECORD));
+          return CaptureWork(driver, target, std::move(work));
+        }
+        return RecordEvent(driver, context, target, event);
+      },
+      OnCapture::kRecord);
 }
 
 }  // namespace fargpu::softgpu

@@ -73,22 +73,10 @@ std::shared_ptr<Kernel> KernelWithoutCode(Driver& driver, const std::shared_ptr<
   return kernel;
 }
 
-CUresult GetVariable(const char* call, CUdeviceptr* address, size_t* size, CUlibrary handle,
-                     const char* name, bool managed) {
-  return WithContext(call, [&](Driver& driver, Context& context) -> absl::Status {
-    RETURN_IF_NULL(name);
-    if (address == nullptr && size == nullptr) return InvalidValue("address and size are null");
-    ASSIGN_OR_RETURN(const std::shared_ptr<Library> library, FindLibrary(driver, handle));
-    RETURN_IF_ERROR(driver.LinkLibrary(library));
-    ASSIGN_OR_RETURN(const std::shared_ptr<Module> module, driver.LibraryModule(*library, context));
-    const Variable* const variable = module->FindVariable(name);
-    if (variable == nullptr || variable->info.managed != managed) {
-      return CudaError(CUDA_ERROR_NOT_FOUND, absl::StrCat("no variable ", name));
-    }
-    if (address != nullptr) *address = variable->address;
-    if (size != nullptr) *size = variable->info.size;
-    return absl::OkStatus();
-  });
+absl::Status WriteVariable(uint64_t address, uint64_t size, CUdeviceptr* out, size_t* out_size) {
+  if (out != nullptr) *out = address;
+  if (out_size != nullptr) *out_size = size;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -135,6 +123,11 @@ CU_API CUresult cuLibraryUnload(CUlibrary handle) {
       library->modules.clear();
     }
     for (const std::shared_ptr<Module>& module : modules) driver.UnloadModule(module);
+    MutexLock lock(&library->mutex);
+    for (uint64_t variable : library->managed) {
+      if (variable != 0) driver.FreeManaged(variable);
+    }
+    library->managed.clear();
     return absl::OkStatus();
   });
 }
@@ -198,12 +191,37 @@ CU_API CUresult cuLibraryGetModule(CUmodule* out, CUlibrary handle) {
 
 CU_API CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* size, CUlibrary handle,
                                    const char* name) {
-  return GetVariable("cuLibraryGetGlobal", address, size, handle, name, /*managed=*/false);
+  return WithContext("cuLibraryGetGlobal", [&](Driver& driver, Context& context) -> absl::Status {
+    RETURN_IF_NULL(name);
+    if (address == nullptr && size == nullptr) return InvalidValue("address and size are null");
+    ASSIGN_OR_RETURN(const std::shared_ptr<Library> library, FindLibrary(driver, handle));
+    RETURN_IF_ERROR(driver.LinkLibrary(library));
+    ASSIGN_OR_RETURN(const std::shared_ptr<Module> module, driver.LibraryModule(*library, context));
+    const Variable* const variable = module->FindVariable(name);
+    if (variable == nullptr || variable->info.managed) {
+      return CudaError(CUDA_ERROR_NOT_FOUND, absl::StrCat("no variable ", name));
+    }
+    return WriteVariable(variable->address, variable->info.size, address, size);
+  });
 }
 
+// Needs no context: the runtime asks before there is one.
 CU_API CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary handle,
                                     const char* name) {
-  return GetVariable("cuLibraryGetManaged", address, size, handle, name, /*managed=*/true);
+  return WithDriver("cuLibraryGetManaged", [&](Driver& driver) -> absl::Status {
+    RETURN_IF_NULL(name);
+    if (address == nullptr && size == nullptr) return InvalidValue("address and size are null");
+    ASSIGN_OR_RETURN(const std::shared_ptr<Library> library, FindLibrary(driver, handle));
+    RETURN_IF_ERROR(driver.LinkLibrary(library));
+    MutexLock lock(&library->mutex);
+    for (size_t i = 0; i < library->variables.size(); ++i) {
+      const VariableInfo& info = library->variables[i];
+      if (info.managed && info.name == name) {
+        return WriteVariable(library->managed[i], info.size, address, size);
+      }
+    }
+    return CudaError(CUDA_ERROR_NOT_FOUND, absl::StrCat("no managed variable ", name));
+  });
 }
 
 CU_API CUresult cuKernelGetFunction(CUfunction* out, CUkernel handle) {

@@ -1,6 +1,7 @@
 // Copies and fills.
 
 #include "softgpu/driver/copy.h"
+#include "softgpu/driver/copy_params.h"
 #include "softgpu/driver/edge.h"
 
 namespace fargpu::softgpu {
@@ -19,96 +20,60 @@ CopyPlan Plain(uint64_t destination, Side destination_side, uint64_t source, Sid
 
 uint64_t Address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-CUresult Now(const char* call, NullStream null_stream, const CopyPlan& plan) {
+// Runs the copy that plan(Driver&) gives and waits for it.
+template <typename MakePlan>
+CUresult NowOf(const char* call, NullStream null_stream, MakePlan make_plan) {
   return WithStream(call, null_stream, nullptr,
-                    [&](Driver& driver, Context& context, Stream& stream) {
+                    [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+                      RETURN_IF_ERROR(CheckAllowedDuringCapture(driver));
+                      ASSIGN_OR_RETURN(const CopyPlan plan, make_plan(driver));
                       return CopyNow(driver, context, stream, plan);
                     });
 }
 
+template <typename MakePlan>
+CUresult AsyncOf(const char* call, NullStream null_stream, CUstream handle, MakePlan make_plan) {
+  return WithStream(
+      call, null_stream, handle,
+      [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+        ASSIGN_OR_RETURN(const CopyPlan plan, make_plan(driver));
+        return CopyAsync(driver, context, stream, plan);
+      },
+      OnCapture::kRecord);
+}
+
+CUresult Now(const char* call, NullStream null_stream, const CopyPlan& plan) {
+  return NowOf(call, null_stream, [&](Driver&) -> absl::StatusOr<CopyPlan> { return plan; });
+}
+
 CUresult Async(const char* call, NullStream null_stream, CUstream handle, const CopyPlan& plan) {
-  return WithStream(call, null_stream, handle,
-                    [&](Driver& driver, Context& context, Stream& stream) {
-                      return CopyAsync(driver, context, stream, plan);
-                    });
+  return AsyncOf(call, null_stream, handle,
+                 [&](Driver&) -> absl::StatusOr<CopyPlan> { return plan; });
 }
 
-absl::StatusOr<std::pair<uint64_t, Side>> Place(CUmemorytype type, const void* host,
-                                                CUdeviceptr device) {
-  switch (type) {
-    case CU_MEMORYTYPE_HOST:
-      return std::make_pair(Address(host), Side::kHost);
-    case CU_MEMORYTYPE_DEVICE:
-      return std::make_pair(static_cast<uint64_t>(device), Side::kDevice);
-    case CU_MEMORYTYPE_UNIFIED:
-      return std::make_pair(static_cast<uint64_t>(device), Side::kUnified);
-    case CU_MEMORYTYPE_ARRAY:
-      return NotSupported("CUDA arrays");
-  }
-  return InvalidValue(absl::StrCat("memory type ", static_cast<int>(type)));
-}
-
-// Makes a plan of one of cuda.h's copy structs, which name their fields alike.
+// A plan of one of cuda.h's copy structs.
 template <typename Params>
-absl::StatusOr<CopyPlan> PlanOf(const Params* params) {
-  RETURN_IF_NULL(params);
-  ASSIGN_OR_RETURN(const auto source,
-                   Place(params->srcMemoryType, params->srcHost, params->srcDevice));
-  ASSIGN_OR_RETURN(const auto destination,
-                   Place(params->dstMemoryType, params->dstHost, params->dstDevice));
-  CopyPlan plan = Plain(destination.first, destination.second, source.first, source.second,
-                        params->WidthInBytes);
-  plan.height = params->Height;
-  plan.source_pitch = params->srcPitch == 0 ? params->WidthInBytes : params->srcPitch;
-  plan.destination_pitch = params->dstPitch == 0 ? params->WidthInBytes : params->dstPitch;
-  if (plan.source != 0) {
-    plan.source += params->srcXInBytes + params->srcY * plan.source_pitch;
-  }
-  if (plan.destination != 0) {
-    plan.destination += params->dstXInBytes + params->dstY * plan.destination_pitch;
-  }
-  return plan;
-}
-
-template <typename Params>
-absl::StatusOr<CopyPlan> PlanOf3D(const Params* params) {
-  ASSIGN_OR_RETURN(CopyPlan plan, PlanOf(params));
-  plan.depth = params->Depth;
-  const size_t source_rows = params->srcHeight == 0 ? params->Height : params->srcHeight;
-  const size_t destination_rows = params->dstHeight == 0 ? params->Height : params->dstHeight;
-  plan.source_slice = plan.source_pitch * source_rows;
-  plan.destination_slice = plan.destination_pitch * destination_rows;
-  if (plan.source != 0) plan.source += params->srcZ * plan.source_slice;
-  if (plan.destination != 0) plan.destination += params->dstZ * plan.destination_slice;
-  return plan;
-}
-
-CUresult NowOrError(const char* call, NullStream null_stream,
-                    const absl::StatusOr<CopyPlan>& plan) {
-  if (Driver::Get() == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!plan.ok()) return EdgeResult(call, plan.status());
-  return Now(call, null_stream, *plan);
-}
-
-CUresult AsyncOrError(const char* call, NullStream null_stream, CUstream stream,
-                      const absl::StatusOr<CopyPlan>& plan) {
-  if (Driver::Get() == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!plan.ok()) return EdgeResult(call, plan.status());
-  return Async(call, null_stream, stream, *plan);
+auto PlanFrom(const Params* params) {
+  return [params](Driver& driver) -> absl::StatusOr<CopyPlan> {
+    RETURN_IF_NULL(params);
+    return PlanOf(driver, *params);
+  };
 }
 
 CUresult Fill(const char* call, NullStream null_stream, CUstream handle, CUdeviceptr destination,
               size_t pitch, uint32_t value, size_t element, size_t width, size_t height) {
-  return WithStream(call, null_stream, handle,
-                    [&](Driver& driver, Context& context, Stream& stream) {
-                      return FillAsync(driver, context, stream,
-                                       {.destination = destination,
-                                        .pitch = pitch,
-                                        .value = value,
-                                        .element = element,
-                                        .width = width,
-                                        .height = height});
-                    });
+  return WithStream(
+      call, null_stream, handle,
+      [&](Driver& driver, Context& context, Stream& stream) {
+        return FillAsync(driver, context, stream,
+                         {.destination = destination,
+                          .pitch = pitch,
+                          .value = value,
+                          .element = element,
+                          .width = width,
+                          .height = height});
+      },
+      OnCapture::kRecord);
 }
 
 }  // namespace
@@ -170,28 +135,28 @@ CUresult Do_cuMemcpyPeerAsync(const char* call, NullStream null, CUdeviceptr dst
 }
 
 CUresult Do_cuMemcpy2D_v2(const char* call, NullStream null, const CUDA_MEMCPY2D* copy) {
-  return NowOrError(call, null, PlanOf(copy));
+  return NowOf(call, null, PlanFrom(copy));
 }
 CUresult Do_cuMemcpy2DUnaligned_v2(const char* call, NullStream null, const CUDA_MEMCPY2D* copy) {
-  return NowOrError(call, null, PlanOf(copy));
+  return NowOf(call, null, PlanFrom(copy));
 }
 CUresult Do_cuMemcpy2DAsync_v2(const char* call, NullStream null, const CUDA_MEMCPY2D* copy,
                                CUstream stream) {
-  return AsyncOrError(call, null, stream, PlanOf(copy));
+  return AsyncOf(call, null, stream, PlanFrom(copy));
 }
 CUresult Do_cuMemcpy3D_v2(const char* call, NullStream null, const CUDA_MEMCPY3D* copy) {
-  return NowOrError(call, null, PlanOf3D(copy));
+  return NowOf(call, null, PlanFrom(copy));
 }
 CUresult Do_cuMemcpy3DAsync_v2(const char* call, NullStream null, const CUDA_MEMCPY3D* copy,
                                CUstream stream) {
-  return AsyncOrError(call, null, stream, PlanOf3D(copy));
+  return AsyncOf(call, null, stream, PlanFrom(copy));
 }
 CUresult Do_cuMemcpy3DPeer(const char* call, NullStream null, const CUDA_MEMCPY3D_PEER* copy) {
-  return NowOrError(call, null, PlanOf3D(copy));
+  return NowOf(call, null, PlanFrom(copy));
 }
 CUresult Do_cuMemcpy3DPeerAsync(const char* call, NullStream null, const CUDA_MEMCPY3D_PEER* copy,
                                 CUstream stream) {
-  return AsyncOrError(call, null, stream, PlanOf3D(copy));
+  return AsyncOf(call, null, stream, PlanFrom(copy));
 }
 
 CUresult Do_cuMemsetD8_v2(const char* call, NullStream null, CUdeviceptr dst, unsigned char value,

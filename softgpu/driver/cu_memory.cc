@@ -14,13 +14,22 @@ constexpr size_t kPitchAlignment = 512;
 absl::Status FreeDeviceMemory(Driver& driver, CUdeviceptr address) {
   // Freeing nothing is fine, as with free().
   if (address == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckAllowedDuringCapture(driver));
   const auto found = driver.memory.Find(address);
-  if (!found || found->base != address || found->kind == AllocationKind::kHost) {
+  if (!found || found->base != address || found->kind == AllocationKind::kHost ||
+      found->kind == AllocationKind::kArray) {
     return InvalidValue(absl::StrCat("0x", absl::Hex(address), " was not given by cuMemAlloc"));
+  }
+  if (found->kind == AllocationKind::kGraph) {
+    driver.WaitForDevice(found->device);
+    return driver.memory.DecommitGraphRange(address);
   }
   ASSIGN_OR_RETURN(const Allocation allocation, driver.memory.Detach(address));
   // Kernels that still run may use it. The call waits for them, as it does with NVIDIA's driver.
   driver.WaitForDevice(allocation.device);
+  if (allocation.kind == AllocationKind::kManaged) {
+    driver.managed.Remove(allocation.base, allocation.size);
+  }
   driver.memory.FreeDetached(allocation);
   return absl::OkStatus();
 }
@@ -36,6 +45,7 @@ absl::Status AllocateHost(Driver& driver, Context& context, void** out, size_t s
   constexpr unsigned kKnown =
       CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   if ((flags & ~kKnown) != 0) return InvalidValue(absl::StrCat("flags 0x", absl::Hex(flags)));
+  RETURN_IF_ERROR(CheckAllowedDuringCapture(driver));
   // All of it is mapped for the device, as unified addressing has it.
   ASSIGN_OR_RETURN(const uint64_t address,
                    driver.memory.Allocate(AllocationKind::kHost, context.device, context.id, size,
@@ -93,6 +103,7 @@ PointerFacts DescribePointer(Driver& driver, uint64_t address) {
                         .context = range->context,
                         .buffer_id = 0,
                         .flags = range->flags};
+    facts.device_reaches_it = true;
   }
   return facts;
 }
@@ -116,7 +127,9 @@ absl::Status WriteBoolean(void* data, bool value) { return Write<unsigned>(data,
 absl::Status WritePointerAttribute(Driver& driver, const PointerFacts& facts, uint64_t address,
                                    CUpointer_attribute attribute, void* data) {
   const Allocation& allocation = facts.allocation;
-  const bool is_host = facts.type == CU_MEMORYTYPE_HOST;
+  // Managed memory is the device's and has a host address as well.
+  const bool is_host =
+      facts.type == CU_MEMORYTYPE_HOST || allocation.kind == AllocationKind::kManaged;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       return Write<CUcontext>(data, facts.known ? ContextOf(driver, allocation) : nullptr);
@@ -180,6 +193,7 @@ CU_API CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CU_API CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t size) {
   return WithContext("cuMemAlloc_v2", [&](Driver& driver, Context& context) -> absl::Status {
     RETURN_IF_NULL(out);
+    RETURN_IF_ERROR(CheckAllowedDuringCapture(driver));
     ASSIGN_OR_RETURN(
         *out, driver.memory.Allocate(AllocationKind::kDevice, context.device, context.id, size));
     return absl::OkStatus();
@@ -190,6 +204,7 @@ CU_API CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width
                                    unsigned element) {
   return WithContext("cuMemAllocPitch_v2", [&](Driver& driver, Context& context) -> absl::Status {
     RETURN_IF_NULL(out);
+    RETURN_IF_ERROR(CheckAllowedDuringCapture(driver));
     RETURN_IF_NULL(pitch);
     if (width == 0 || height == 0 || (element != 4 && element != 8 && element != 16)) {
       return InvalidValue(
@@ -264,9 +279,8 @@ CU_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, un
       return absl::OkStatus();
     }
     if (driver.registered.Find(address)) {
-      return NotSupported(
-          "kernels do not reach memory that was registered, only memory from "
-          "cuMemHostAlloc");
+      *out = address;
+      return absl::OkStatus();
     }
     return InvalidValue(absl::StrCat("0x", absl::Hex(address), " is not pinned host memory"));
   });

@@ -1,6 +1,7 @@
 // Stream-ordered allocation and its pools.
 
 #include "softgpu/driver/edge.h"
+#include "softgpu/driver/node_params.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -15,6 +16,17 @@ void CountUse(MemPool& pool, uint64_t bytes) {
 absl::Status AllocateFrom(Driver& driver, Context& context, Stream& stream, MemPool& pool,
                           CUdeviceptr* out, size_t size) {
   RETURN_IF_NULL(out);
+  if (stream.is_capturing()) {
+    CUDA_MEM_ALLOC_NODE_PARAMS params = {};
+    params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    params.poolProps.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = pool.device};
+    params.bytesize = size;
+    ASSIGN_OR_RETURN(NodeWork work, ReadAllocParams(driver, &params));
+    const CUdeviceptr address = std::get<AllocNode>(work).params.dptr;
+    RETURN_IF_ERROR(CaptureWork(driver, stream, std::move(work)));
+    *out = address;
+    return absl::OkStatus();
+  }
   const auto allocate = [&] {
     return driver.memory.Allocate(AllocationKind::kDevice, pool.device, context.id, size);
   };
@@ -51,6 +63,40 @@ absl::Status SetCurrentPool(Driver& driver, CUdevice device, CUmemoryPool handle
   MutexLock lock(&pools.mutex);
   pools.current = std::move(pool);
   return absl::OkStatus();
+}
+
+absl::Status FreeInOrder(Driver& driver, Context& context, Stream& stream, CUdeviceptr address) {
+  if (stream.is_capturing()) {
+    ASSIGN_OR_RETURN(NodeWork work, ReadFreeParams(driver, address));
+    return CaptureWork(driver, stream, std::move(work));
+  }
+  const auto found = driver.memory.Find(address);
+  const bool of_graph = found && found->kind == AllocationKind::kGraph;
+  if (!found || found->base != address || (found->kind != AllocationKind::kDevice && !of_graph)) {
+    return InvalidValue(absl::StrCat("0x", absl::Hex(address), " is no allocation"));
+  }
+  if (of_graph) {
+    return context
+        .Enqueue(
+            stream, [&driver, address] { return driver.memory.DecommitGraphRange(address); },
+            RunOn::kAnyThread)
+        .status();
+  }
+  ASSIGN_OR_RETURN(const Allocation allocation, driver.memory.Detach(address));
+  const std::shared_ptr<MemPool> pool = CurrentPool(driver, allocation.device);
+  // Not a reason to keep memory: it is given back even if what came before has failed.
+  const absl::Status queued = context.EnqueueAlways(
+      stream,
+      [&driver, allocation, pool] {
+        driver.memory.FreeDetached(allocation);
+        uint64_t used = pool->used.load();
+        while (!pool->used.compare_exchange_weak(
+            used, used - std::min<uint64_t>(used, allocation.size))) {
+        }
+      },
+      RunOn::kAnyThread);
+  if (!queued.ok()) driver.memory.FreeDetached(allocation);
+  return queued;
 }
 
 template <typename T>
@@ -110,44 +156,34 @@ absl::Status SetAttribute(MemPool& pool, CUmemPool_attribute attribute, const vo
 
 CUresult Do_cuMemAllocAsync(const char* call, NullStream null, CUdeviceptr* out, size_t size,
                             CUstream handle) {
-  return WithStream(call, null, handle, [&](Driver& driver, Context& context, Stream& stream) {
-    return AllocateFrom(driver, context, stream, *CurrentPool(driver, context.device), out, size);
-  });
+  return WithStream(
+      call, null, handle,
+      [&](Driver& driver, Context& context, Stream& stream) {
+        return AllocateFrom(driver, context, stream, *CurrentPool(driver, context.device), out,
+                            size);
+      },
+      OnCapture::kRecord);
 }
 
 CUresult Do_cuMemAllocFromPoolAsync(const char* call, NullStream null, CUdeviceptr* out,
                                     size_t size, CUmemoryPool pool_handle, CUstream handle) {
   return WithStream(
-      call, null, handle, [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+      call, null, handle,
+      [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
         ASSIGN_OR_RETURN(const std::shared_ptr<MemPool> pool, FindPool(driver, pool_handle));
         return AllocateFrom(driver, context, stream, *pool, out, size);
-      });
+      },
+      OnCapture::kRecord);
 }
 
 CUresult Do_cuMemFreeAsync(const char* call, NullStream null, CUdeviceptr address,
                            CUstream handle) {
   return WithStream(
-      call, null, handle, [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
-        const auto found = driver.memory.Find(address);
-        if (!found || found->base != address || found->kind != AllocationKind::kDevice) {
-          return InvalidValue(absl::StrCat("0x", absl::Hex(address), " is no allocation"));
-        }
-        ASSIGN_OR_RETURN(const Allocation allocation, driver.memory.Detach(address));
-        const std::shared_ptr<MemPool> pool = CurrentPool(driver, allocation.device);
-        // Not a reason to keep memory: it is given back even if what came before has failed.
-        const absl::Status queued = context.EnqueueAlways(
-            stream,
-            [&driver, allocation, pool] {
-              driver.memory.FreeDetached(allocation);
-              uint64_t used = pool->used.load();
-              while (!pool->used.compare_exchange_weak(
-                  used, used - std::min<uint64_t>(used, allocation.size))) {
-              }
-            },
-            RunOn::kAnyThread);
-        if (!queued.ok()) driver.memory.FreeDetached(allocation);
-        return queued;
-      });
+      call, null, handle,
+      [&](Driver& driver, Context& context, Stream& stream) {
+        return FreeInOrder(driver, context, stream, address);
+      },
+      OnCapture::kRecord);
 }
 
 }  // namespace fargpu::softgpu

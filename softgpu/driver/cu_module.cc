@@ -30,7 +30,7 @@ absl::Status LoadTexts(Driver& driver, Context& context,
   options.WriteLogs(log, static_cast<float>(NowNs() - start) * 1e-6f);
   RETURN_IF_ERROR(linked);
   ASSIGN_OR_RETURN(const std::shared_ptr<Module> module,
-                   PlaceProgram(std::move(program), context, driver.memory));
+                   PlaceProgram(driver, std::move(program), context));
   driver.RegisterModule(module);
   *out = module->handle;
   return absl::OkStatus();

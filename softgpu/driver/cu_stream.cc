@@ -25,64 +25,69 @@ CUresult DestroyStream(const char* call, CUstream handle) {
   return WithDriver(call, [&](Driver& driver) -> absl::Status {
     const std::shared_ptr<Stream> stream = driver.streams.Remove(handle);
     if (stream == nullptr) return InvalidHandle("not a stream that was created");
+    ForgetCaptureOf(driver, *stream);
     if (const auto context = stream->context.lock()) context->ForgetStream(stream);
     return absl::OkStatus();
   });
 }
 
 CUresult GetContextOfStream(const char* call, NullStream null, CUstream handle, CUcontext* out) {
-  return WithStream(call, null, handle, [&](Driver&, Context& context, Stream&) -> absl::Status {
-    RETURN_IF_NULL(out);
-    *out = context.handle;
-    return absl::OkStatus();
-  });
-}
-
-// Nothing is ever captured.
-CUresult NotCapturing(const char* call, NullStream null, CUstream handle,
-                      CUstreamCaptureStatus* status, cuuint64_t* id) {
-  return WithStream(call, null, handle, [&](Driver&, Context&, Stream&) -> absl::Status {
-    RETURN_IF_NULL(status);
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (id != nullptr) *id = 0;
-    return absl::OkStatus();
-  });
+  return WithStream(
+      call, null, handle,
+      [&](Driver&, Context& context, Stream&) -> absl::Status {
+        RETURN_IF_NULL(out);
+        *out = context.handle;
+        return absl::OkStatus();
+      },
+      OnCapture::kIgnore);
 }
 
 }  // namespace
 
 CUresult Do_cuStreamGetPriority(const char* call, NullStream null, CUstream handle, int* priority) {
-  return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
-    RETURN_IF_NULL(priority);
-    *priority = stream.priority;
-    return absl::OkStatus();
-  });
+  return WithStream(
+      call, null, handle,
+      [&](Driver&, Context&, Stream& stream) -> absl::Status {
+        RETURN_IF_NULL(priority);
+        *priority = stream.priority;
+        return absl::OkStatus();
+      },
+      OnCapture::kIgnore);
 }
 
 CUresult Do_cuStreamGetFlags(const char* call, NullStream null, CUstream handle, unsigned* flags) {
-  return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
-    RETURN_IF_NULL(flags);
-    *flags = stream.flags;
-    return absl::OkStatus();
-  });
+  return WithStream(
+      call, null, handle,
+      [&](Driver&, Context&, Stream& stream) -> absl::Status {
+        RETURN_IF_NULL(flags);
+        *flags = stream.flags;
+        return absl::OkStatus();
+      },
+      OnCapture::kIgnore);
 }
 
 CUresult Do_cuStreamGetId(const char* call, NullStream null, CUstream handle,
                           unsigned long long* id) {
-  return WithStream(call, null, handle, [&](Driver&, Context&, Stream& stream) -> absl::Status {
-    RETURN_IF_NULL(id);
-    *id = stream.id;
-    return absl::OkStatus();
-  });
+  return WithStream(
+      call, null, handle,
+      [&](Driver&, Context&, Stream& stream) -> absl::Status {
+        RETURN_IF_NULL(id);
+        *id = stream.id;
+        return absl::OkStatus();
+      },
+      OnCapture::kIgnore);
 }
 
 CUresult Do_cuStreamGetDevice(const char* call, NullStream null, CUstream handle,
                               CUdevice* device) {
-  return WithStream(call, null, handle, [&](Driver&, Context& context, Stream&) -> absl::Status {
-    RETURN_IF_NULL(device);
-    *device = context.device;
-    return absl::OkStatus();
-  });
+  return WithStream(
+      call, null, handle,
+      [&](Driver&, Context& context, Stream&) -> absl::Status {
+        RETURN_IF_NULL(device);
+        *device = context.device;
+        return absl::OkStatus();
+      },
+      OnCapture::kIgnore);
 }
 
 CUresult Do_cuStreamGetCtx(const char* call, NullStream null, CUstream handle, CUcontext* out) {
@@ -113,43 +118,47 @@ CUresult Do_cuStreamSynchronize(const char* call, NullStream null, CUstream hand
 
 CUresult Do_cuStreamWaitEvent(const char* call, NullStream null, CUstream handle,
                               CUevent event_handle, unsigned flags) {
-  return WithStream(call, null, handle,
-                    [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
-                      const std::shared_ptr<Event> event = driver.events.Find(event_handle);
-                      if (event == nullptr) return InvalidHandle("not an event");
-                      if ((flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) != 0) {
-                        return InvalidValue(absl::StrCat("flags ", flags));
-                      }
-                      std::shared_ptr<EventRecord> record;
-                      {
-                        MutexLock lock(&event->mutex);
-                        record = event->record;
-                      }
-                      // An event that was never recorded counts as complete.
-                      if (record == nullptr || record->Done()) return absl::OkStatus();
-                      return context
-                          .Enqueue(stream, nullptr, RunOn::kAnyThread, Wake::kYes,
-                                   Context::Eager::kYes, {{record->queue, record->position}})
-                          .status();
-                    });
+  return WithStream(
+      call, null, handle,
+      [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+        const std::shared_ptr<Event> event = driver.events.Find(event_handle);
+        if (event == nullptr) return InvalidHandle("not an event");
+        if ((flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) != 0) {
+          return InvalidValue(absl::StrCat("flags ", flags));
+        }
+        if (driver.capture_count.load(std::memory_order_acquire) > 0) {
+          if (flags == CU_EVENT_WAIT_EXTERNAL && stream.is_capturing()) {
+            return CaptureWork(driver, stream, WaitNode{.event = event_handle});
+          }
+          const absl::Status captured = CaptureWait(driver, stream.shared_from_this(), *event);
+          if (!absl::IsNotFound(captured)) return captured;
+        }
+        return WaitForEvent(context, stream, *event);
+      },
+      OnCapture::kRecord);
 }
 
 CUresult Do_cuLaunchHostFunc(const char* call, NullStream null, CUstream handle, CUhostFn function,
                              void* data) {
-  return WithStream(call, null, handle,
-                    [&](Driver&, Context& context, Stream& stream) -> absl::Status {
-                      RETURN_IF_NULL(function);
-                      return context
-                          .Enqueue(
-                              stream,
-                              [function, data] {
-                                HostFunctionScope scope;
-                                function(data);
-                                return absl::OkStatus();
-                              },
-                              RunOn::kWorker)
-                          .status();
-                    });
+  return WithStream(
+      call, null, handle,
+      [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+        RETURN_IF_NULL(function);
+        if (stream.is_capturing()) {
+          return CaptureWork(driver, stream, HostNode{.function = function, .data = data});
+        }
+        return context
+            .Enqueue(
+                stream,
+                [function, data] {
+                  HostFunctionScope scope;
+                  function(data);
+                  return absl::OkStatus();
+                },
+                RunOn::kWorker)
+            .status();
+      },
+      OnCapture::kRecord);
 }
 
 CUresult Do_cuStreamAddCallback(const char* call, NullStream null, CUstream handle,
@@ -167,36 +176,6 @@ CUresult Do_cuStreamAddCallback(const char* call, NullStream null, CUstream hand
                         callback(handle, ToCuResult(context.error()), data);
                       });
                     });
-}
-
-CUresult Do_cuStreamIsCapturing(const char* call, NullStream null, CUstream handle,
-                                CUstreamCaptureStatus* status) {
-  return NotCapturing(call, null, handle, status, nullptr);
-}
-
-CUresult Do_cuStreamGetCaptureInfo(const char* call, NullStream null, CUstream handle,
-                                   CUstreamCaptureStatus* status, cuuint64_t* id) {
-  return NotCapturing(call, null, handle, status, id);
-}
-
-CUresult Do_cuStreamGetCaptureInfo_v2(const char* call, NullStream null, CUstream handle,
-                                      CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                      const CUgraphNode** dependencies, size_t* count) {
-  if (graph != nullptr) *graph = nullptr;
-  if (dependencies != nullptr) *dependencies = nullptr;
-  if (count != nullptr) *count = 0;
-  return NotCapturing(call, null, handle, status, id);
-}
-
-CUresult Do_cuStreamGetCaptureInfo_v3(const char* call, NullStream null, CUstream handle,
-                                      CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                      const CUgraphNode** dependencies,
-                                      const CUgraphEdgeData** edges, size_t* count) {
-  if (graph != nullptr) *graph = nullptr;
-  if (dependencies != nullptr) *dependencies = nullptr;
-  if (edges != nullptr) *edges = nullptr;
-  if (count != nullptr) *count = 0;
-  return NotCapturing(call, null, handle, status, id);
 }
 
 }  // namespace fargpu::softgpu
@@ -217,19 +196,6 @@ CU_API CUresult cuStreamDestroy_v2(CUstream stream) {
   return DestroyStream("cuStreamDestroy_v2", stream);
 }
 
-// Each thread has a capture mode whether anything can be captured or not.
-CU_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  return WithDriver("cuThreadExchangeStreamCaptureMode", [&](Driver&) -> absl::Status {
-    RETURN_IF_NULL(mode);
-    if (*mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-      return InvalidValue(absl::StrCat("capture mode ", static_cast<int>(*mode)));
-    }
-    thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
-    std::swap(current, *mode);
-    return absl::OkStatus();
-  });
-}
-
 CU_API_TWINS(cuStreamGetPriority, _ptsz, (CUstream stream, int* priority), stream, priority);
 CU_API_TWINS(cuStreamGetFlags, _ptsz, (CUstream stream, unsigned* flags), stream, flags);
 CU_API_TWINS(cuStreamGetId, _ptsz, (CUstream stream, unsigned long long* id), stream, id);
@@ -246,15 +212,3 @@ CU_API_TWINS(cuLaunchHostFunc, _ptsz, (CUstream stream, CUhostFn function, void*
 CU_API_TWINS(cuStreamAddCallback, _ptsz,
              (CUstream stream, CUstreamCallback callback, void* data, unsigned flags), stream,
              callback, data, flags);
-CU_API_TWINS(cuStreamIsCapturing, _ptsz, (CUstream stream, CUstreamCaptureStatus* status), stream,
-             status);
-CU_API_TWINS(cuStreamGetCaptureInfo, _ptsz,
-             (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id), stream, status, id);
-CU_API_TWINS(cuStreamGetCaptureInfo_v2, _ptsz,
-             (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-              const CUgraphNode** dependencies, size_t* count),
-             stream, status, id, graph, dependencies, count);
-CU_API_TWINS(cuStreamGetCaptureInfo_v3, _ptsz,
-             (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-              const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count),
-             stream, status, id, graph, dependencies, edges, count);

@@ -177,8 +177,9 @@ TEST_F(DeviceTest, ProcAddressFindsTheAbiOfAVersion) {
 }
 
 TEST_F(DeviceTest, WhatIsMissingRefuses) {
-  CUgraph graph = nullptr;
-  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuGraphCreate(&graph, 0));
+  CUexternalMemory memory = nullptr;
+  const CUDA_EXTERNAL_MEMORY_HANDLE_DESC descriptor = {};
+  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuImportExternalMemory(&memory, &descriptor));
   EXPECT_SUCCESS(cuProfilerStart());
   EXPECT_SUCCESS(cuProfilerStop());
 }

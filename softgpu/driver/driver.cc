@@ -15,7 +15,9 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "protocol/driver_abi/context_storage.h"
+#include "softgpu/driver/array.h"
 #include "softgpu/driver/export_table_host.h"
+#include "softgpu/driver/texture_object.h"
 #include "softgpu/runtime/device_window.h"
 #include "softgpu/runtime/work_queue.h"
 
@@ -178,6 +180,10 @@ void Driver::DestroyContext(const std::shared_ptr<Context>& context) {
 
   const auto belongs = [&](const auto& object) { return object.context.lock() == context; };
   streams.RemoveIf(belongs);
+  arrays.RemoveIf(belongs);
+  mipmapped_arrays.RemoveIf(belongs);
+  for (const auto& [handle, object] : textures.RemoveIf(belongs)) UnregisterTexture(handle);
+  for (const auto& [handle, object] : surfaces.RemoveIf(belongs)) UnregisterSurface(handle);
   events.RemoveIf(belongs);
   functions.RemoveIf(belongs);
   modules.RemoveIf(belongs);
@@ -232,6 +238,15 @@ absl::Status Driver::LinkLibrary(const std::shared_ptr<Library>& library, std::s
   if (!program.ok()) return program.status();
   library->spare = *std::move(program);
   library->variables = library->spare->variables();
+  // Managed variables are there before any context is: the runtime asks for them at once.
+  library->managed.assign(library->variables.size(), 0);
+  for (size_t i = 0; i < library->variables.size(); ++i) {
+    if (!library->variables[i].managed) continue;
+    absl::StatusOr<uint64_t> address =
+        PlaceManagedVariable(*this, *library->spare, i, /*device=*/0, /*context=*/0);
+    if (!address.ok()) return library->link_status = address.status();
+    library->managed[i] = *address;
+  }
   for (size_t i = 0; i < library->spare->kernels().size(); ++i) {
     auto kernel = std::make_shared<Kernel>();
     kernel->handle = kernels.NewHandle();
@@ -261,7 +276,7 @@ absl::StatusOr<std::shared_ptr<Module>> Driver::LibraryModule(Library& library, 
     ASSIGN_OR_RETURN(program, LinkProgram(library.texts, &log));
   }
   ASSIGN_OR_RETURN(const std::shared_ptr<Module> module,
-                   PlaceProgram(std::move(program), context, memory));
+                   PlaceProgram(*this, std::move(program), context, library.managed));
   for (const std::shared_ptr<Function>& function : module->functions) {
     function->settings = library.kernels[function->index]->settings[context.device];
   }
@@ -291,6 +306,12 @@ void Driver::UnloadModule(const std::shared_ptr<Module>& module) {
   if (context == nullptr) return;
   (void)context->SynchronizeAll();
   if (module->variable_memory != 0) (void)memory.Free(module->variable_memory);
+  for (uint64_t address : module->managed_memory) FreeManaged(address);
+}
+
+void Driver::FreeManaged(uint64_t address) {
+  if (const auto allocation = memory.Find(address)) managed.Remove(address, allocation->size);
+  (void)memory.Free(address);
 }
 
 void Driver::WaitForDevice(int device) {

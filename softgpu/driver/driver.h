@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <cuda.h>
 #include <memory>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -11,14 +13,25 @@
 #include "softgpu/driver/context.h"
 #include "softgpu/driver/handle_table.h"
 #include "softgpu/driver/host_registry.h"
+#include "softgpu/driver/managed.h"
 #include "softgpu/driver/mem_pool.h"
 #include "softgpu/driver/module.h"
+#include "softgpu/driver/user_object.h"
 #include "softgpu/runtime/device_config.h"
 #include "softgpu/runtime/device_memory.h"
 
 namespace fargpu::softgpu {
 
 inline constexpr int kDriverVersion = 13000;
+
+struct Array;
+struct Capture;
+struct Graph;
+class GraphExec;
+struct GraphNode;
+struct MipmappedArray;
+struct SurfaceObject;
+struct TextureObject;
 
 // The primary context of a device. Its handle never changes; the context behind it comes with the
 // first retain and goes with the last release or a reset.
@@ -48,6 +61,7 @@ class Driver {
 
   DeviceMemory memory;
   HostRegistry registered;
+  ManagedRanges managed;
   HandleTable<Context, CUcontext> contexts;
   HandleTable<Stream, CUstream> streams;
   HandleTable<Event, CUevent> events;
@@ -56,8 +70,22 @@ class Driver {
   HandleTable<Library, CUlibrary> libraries;
   HandleTable<Kernel, CUkernel> kernels;
   HandleTable<MemPool, CUmemoryPool> pools;
-  std::vector<std::unique_ptr<PrimaryContext>> primaries;  // by device
-  std::vector<std::unique_ptr<DevicePools>> device_pools;  // by device
+  HandleTable<Array, CUarray> arrays;
+  HandleTable<MipmappedArray, CUmipmappedArray> mipmapped_arrays;
+  HandleTable<TextureObject, CUtexObject> textures;
+  HandleTable<SurfaceObject, CUsurfObject> surfaces;
+
+  // Guards all graphs, their nodes and the captures that build some. Taken before all other mutexes
+  // but an Event's; never held while work runs.
+  Mutex graph_mutex;
+  HandleTable<Graph, CUgraph> graphs;
+  HandleTable<GraphNode, CUgraphNode> graph_nodes;
+  HandleTable<GraphExec, CUgraphExec> graph_execs;
+  absl::flat_hash_map<CUuserObject, UserObject> user_objects ABSL_GUARDED_BY(graph_mutex);
+  std::vector<std::shared_ptr<Capture>> captures ABSL_GUARDED_BY(graph_mutex);  // in progress
+  std::atomic<int> capture_count{0};                                            // how many
+  std::vector<std::unique_ptr<PrimaryContext>> primaries;                       // by device
+  std::vector<std::unique_ptr<DevicePools>> device_pools;                       // by device
 
   // The context behind a handle. CUDA_ERROR_INVALID_CONTEXT for what never was one (or is not
   // active yet), CUDA_ERROR_CONTEXT_IS_DESTROYED for what is one no more.
@@ -89,6 +117,9 @@ class Driver {
   void RegisterModule(const std::shared_ptr<Module>& module);
   // Drops the module's handles and variables, after the work that uses them.
   void UnloadModule(const std::shared_ptr<Module>& module);
+
+  // Frees managed memory that nothing uses any more.
+  void FreeManaged(uint64_t address);
 
   // Waits for all work on all contexts of a device, as freeing memory does.
   void WaitForDevice(int device);

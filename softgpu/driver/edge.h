@@ -13,6 +13,7 @@
 #include "common/cuda_error.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "softgpu/driver/capture.h"
 #include "softgpu/driver/driver.h"
 
 // The way from a cu* function into the driver and back. Every file that defines such functions
@@ -79,9 +80,17 @@ CUresult WithContext(const char* call, Body body) noexcept {
   });
 }
 
+// What a call on a stream does if the stream is being captured.
+enum class OnCapture {
+  kRefuse,  // it cannot be captured: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+  kRecord,  // the body adds a node instead (Stream::is_capturing)
+  kIgnore,  // it only asks something of the stream
+};
+
 // For calls on a stream: body(Driver&, Context&, Stream&), where the context is the stream's.
 template <typename Body>
-CUresult WithStream(const char* call, NullStream null_stream, CUstream handle, Body body) noexcept {
+CUresult WithStream(const char* call, NullStream null_stream, CUstream handle, Body body,
+                    OnCapture on_capture = OnCapture::kRefuse) noexcept {
   return WithDriver(call, [&](Driver& driver) -> absl::Status {
     if (InHostFunction()) {
       return CudaError(CUDA_ERROR_NOT_PERMITTED, "called from a host function of a stream");
@@ -98,12 +107,18 @@ CUresult WithStream(const char* call, NullStream null_stream, CUstream handle, B
       }
       if (context->failed()) return context->error();
     }
+    if (on_capture != OnCapture::kIgnore) {
+      RETURN_IF_ERROR(CheckImplicitCapture(driver, *context, *stream));
+    }
+    if (on_capture == OnCapture::kRefuse) RETURN_IF_ERROR(RefuseWhileCapturing(driver, *stream));
     return body(driver, *context, *stream);
   });
 }
 
 // cuEventRecord (cu_event.cc).
 absl::Status RecordEvent(Driver& driver, Context& context, Stream& stream, CUevent event);
+// cuStreamWaitEvent outside of captures (cu_event.cc).
+absl::Status WaitForEvent(Context& context, Stream& stream, Event& event);
 
 inline absl::Status InvalidValue(absl::string_view message) {
   return CudaError(CUDA_ERROR_INVALID_VALUE, message);

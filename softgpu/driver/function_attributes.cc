@@ -18,6 +18,14 @@ int MaxThreads(const KernelInfo& info) {
   return std::min<int>(kMaxThreadsPerBlock, static_cast<int>(info.max_threads_per_block));
 }
 
+// The compiler gives a kernel no more registers than its largest block can have.
+int Registers(const KernelInfo& info) {
+  const int warps = (MaxThreads(info) + kWarpSize - 1) / kWarpSize;
+  const int most =
+      kRegistersPerMultiprocessor / std::max(warps, 1) / kRegisterUnit * kRegisterUnit / kWarpSize;
+  return std::min(static_cast<int>(info.registers), std::max(most, 1));
+}
+
 }  // namespace
 
 int MaxDynamicSharedBytes(const KernelInfo& info, const FunctionSettings& settings) {
@@ -38,7 +46,7 @@ absl::StatusOr<int> GetFunctionAttribute(const KernelInfo& info, const FunctionS
     case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
       return static_cast<int>(info.local_bytes);
     case CU_FUNC_ATTRIBUTE_NUM_REGS:
-      return static_cast<int>(info.registers);
+      return Registers(info);
     case CU_FUNC_ATTRIBUTE_PTX_VERSION:
       return info.ptx_version;
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
@@ -105,9 +113,8 @@ int ActiveBlocksPerMultiprocessor(const KernelInfo& info, int block_threads,
   const int warps = (block_threads + kWarpSize - 1) / kWarpSize;
   int blocks =
       std::min(kMaxBlocksPerMultiprocessor, kMaxThreadsPerMultiprocessor / kWarpSize / warps);
-  const int registers_per_warp =
-      (static_cast<int>(std::max(info.registers, 1u)) * kWarpSize + kRegisterUnit - 1) /
-      kRegisterUnit * kRegisterUnit;
+  const int registers_per_warp = (std::max(Registers(info), 1) * kWarpSize + kRegisterUnit - 1) /
+                                 kRegisterUnit * kRegisterUnit;
   blocks = std::min(blocks, kRegistersPerMultiprocessor / registers_per_warp / warps);
   const size_t shared = info.static_shared_bytes + dynamic_shared_bytes;
   if (shared > static_cast<size_t>(kSharedBytesPerBlockOptIn)) return 0;

@@ -47,15 +47,15 @@ class HandleTable {
     return object;
   }
   template <typename Predicate>
-  std::vector<std::shared_ptr<T>> RemoveIf(Predicate predicate) {
-    std::vector<std::shared_ptr<T>> removed;
+  std::vector<std::pair<Handle, std::shared_ptr<T>>> RemoveIf(Predicate predicate) {
+    std::vector<std::pair<Handle, std::shared_ptr<T>>> removed;
     MutexLock lock(&mutex_);
     for (auto it = objects_.begin(); it != objects_.end();) {
       if (!predicate(*it->second)) {
         ++it;
         continue;
       }
-      removed.push_back(std::move(it->second));
+      removed.emplace_back(it->first, std::move(it->second));
       objects_.erase(it++);
     }
     return removed;

@@ -10,7 +10,8 @@
 namespace fargpu::softgpu {
 
 // Memory of the program that it registered with cuMemHostRegister. Copies from it may run after the
-// call that started them has returned; kernels do not reach it. Thread-safe.
+// call that started them has returned, and kernels reach it at its own address (compiler.h).
+// Thread-safe.
 class HostRegistry {
  public:
   struct Range {
@@ -50,6 +51,11 @@ class HostRegistry {
     --it;
     if (address - it->first >= it->second.size) return std::nullopt;
     return it->second;
+  }
+  // Whether all of [address, address + size) is in one registered range.
+  bool Covers(uint64_t address, uint64_t size) const {
+    const std::optional<Range> range = Find(address);
+    return range && size <= range->size - (address - range->base);
   }
 
  private:

@@ -191,10 +191,14 @@ TEST_F(LaunchTest, Occupancy) {
   EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 2000, 0));
   EXPECT_EQ(blocks, 0);
   KernelInfo hungry = FakeKernelInfo("hungry", {});
-  hungry.registers = 128;
+  hungry.registers = 200;
+  hungry.max_threads_per_block = 512;  // so that it gets 128 registers at most
   const CUfunction function = Load(hungry, [](const LaunchConfig&) { return absl::OkStatus(); });
   EXPECT_SUCCESS(cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 256, 0));
   EXPECT_EQ(blocks, 2);  // 65536 registers
+  int registers = 0;
+  EXPECT_SUCCESS(cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function));
+  EXPECT_EQ(registers, 128);
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
             cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, 0, 0));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE,

@@ -105,7 +105,12 @@ TEST_F(MemoryTest, RegisteredMemory) {
   EXPECT_SUCCESS(cuMemHostGetFlags(&flags, start + 4999));
   EXPECT_EQ(flags, static_cast<unsigned>(CU_MEMHOSTREGISTER_PORTABLE));
   CUdeviceptr mapped = 0;
-  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuMemHostGetDevicePointer(&mapped, start, 0));
+  EXPECT_SUCCESS(cuMemHostGetDevicePointer(&mapped, start, 0));
+  EXPECT_EQ(mapped, reinterpret_cast<CUdeviceptr>(start));
+  // The device's address is one for copies too, but only as far as it is registered.
+  EXPECT_SUCCESS(cuMemsetD8(mapped, 5, 5000));
+  EXPECT_EQ(start[4999], 5);
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemsetD8(mapped, 5, 5001));
   EXPECT_CU(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(start + 1));
   EXPECT_SUCCESS(cuMemHostUnregister(start));
   EXPECT_CU(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(start));
@@ -246,6 +251,67 @@ TEST_F(MemoryTest, Pools) {
   EXPECT_SUCCESS(cuDeviceGetMemPool(&current, 0));
   EXPECT_EQ(pool, current);
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuDeviceSetMemPool(0, own));
+}
+
+TEST_F(MemoryTest, ManagedMemoryIsBothSides) {
+  CUdeviceptr memory = 0;
+  ASSERT_SUCCESS(cuMemAllocManaged(&memory, 1 << 16, CU_MEM_ATTACH_GLOBAL));
+  EXPECT_SUCCESS(cuMemsetD8(memory, 7, 1 << 16));
+  EXPECT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(reinterpret_cast<char*>(memory)[65535], 7);
+  unsigned managed = 0, type = 0;
+  void* host = nullptr;
+  EXPECT_SUCCESS(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, memory + 9));
+  EXPECT_EQ(managed, 1u);
+  EXPECT_SUCCESS(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory));
+  EXPECT_EQ(type, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
+  EXPECT_SUCCESS(cuPointerGetAttribute(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, memory));
+  EXPECT_EQ(host, reinterpret_cast<void*>(memory));
+  EXPECT_SUCCESS(cuMemFree(memory));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemFree(memory));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemAllocManaged(&memory, 0, CU_MEM_ATTACH_GLOBAL));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemAllocManaged(&memory, 16, CU_MEM_ATTACH_SINGLE));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemAllocManaged(nullptr, 16, CU_MEM_ATTACH_GLOBAL));
+}
+
+TEST_F(MemoryTest, AdviceIsRemembered) {
+  CUdeviceptr memory = 0, plain = 0;
+  ASSERT_SUCCESS(cuMemAllocManaged(&memory, 8192, CU_MEM_ATTACH_GLOBAL));
+  ASSERT_SUCCESS(cuMemAlloc(&plain, 100));
+  const CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, {1}};
+  const CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, {0}};
+  const CUmemLocation nowhere = {CU_MEM_LOCATION_TYPE_DEVICE, {7}};
+  const auto get = [&](CUmem_range_attribute attribute, CUdeviceptr address, size_t size) {
+    int value = 99;
+    EXPECT_SUCCESS(cuMemRangeGetAttribute(&value, sizeof(value), attribute, address, size));
+    return value;
+  };
+  EXPECT_EQ(get(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, memory, 8192), 0);
+  EXPECT_EQ(get(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, memory, 8192), CU_DEVICE_INVALID);
+  EXPECT_SUCCESS(cuMemAdvise(memory, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, host));
+  EXPECT_EQ(get(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, memory, 4096), 1);
+  EXPECT_EQ(get(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, memory, 8192), 0);
+  EXPECT_SUCCESS(cuMemAdvise(memory, 8192, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, host));
+  EXPECT_EQ(get(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, memory, 8192), CU_DEVICE_CPU);
+  EXPECT_SUCCESS(cuMemAdvise(memory, 8192, CU_MEM_ADVISE_SET_ACCESSED_BY, device));
+  int who[2] = {};
+  EXPECT_SUCCESS(
+      cuMemRangeGetAttribute(who, sizeof(who), CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, memory, 8192));
+  EXPECT_EQ(who[0], 1);
+  EXPECT_EQ(who[1], CU_DEVICE_INVALID);
+  EXPECT_SUCCESS(cuMemPrefetchAsync(memory + 4096, 4096, device, 0, nullptr));
+  EXPECT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(get(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, memory + 4096, 4096), 1);
+  EXPECT_EQ(get(CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, memory, 8192), CU_DEVICE_INVALID);
+  EXPECT_CU(CUDA_ERROR_INVALID_DEVICE, cuMemPrefetchAsync(memory, 4096, nowhere, 0, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemPrefetchAsync(plain, 100, device, 0, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemPrefetchAsync(memory, 8193, device, 0, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemAdvise(plain, 100, CU_MEM_ADVISE_SET_READ_MOSTLY, host));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemAdvise(memory, 8192, static_cast<CUmem_advise>(99), host));
+  int value = 0;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemRangeGetAttribute(&value, 3, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, memory, 8192));
 }
 
 }  // namespace

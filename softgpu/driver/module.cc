@@ -13,6 +13,7 @@
 #include "common/status_macros.h"
 #include "protocol/driver_abi/fatbin_decompress.h"
 #include "protocol/driver_abi/image.h"
+#include "softgpu/driver/driver.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -146,8 +147,22 @@ absl::StatusOr<std::unique_ptr<Program>> LinkProgram(const std::vector<std::stri
   return program.status();
 }
 
-absl::StatusOr<std::shared_ptr<Module>> PlaceProgram(std::unique_ptr<Program> owned,
-                                                     Context& context, DeviceMemory& memory) {
+absl::StatusOr<uint64_t> PlaceManagedVariable(Driver& driver, const Program& program, size_t index,
+                                              int device, uint64_t context) {
+  const VariableInfo& info = program.variables()[index];
+  const uint64_t size = std::max<uint64_t>(info.size, 1);
+  ASSIGN_OR_RETURN(const uint64_t address,
+                   driver.memory.Allocate(AllocationKind::kManaged, device, context, size));
+  driver.managed.Add(address, size);
+  const std::vector<char> initial = program.InitialContents(index);
+  std::memcpy(reinterpret_cast<void*>(address), initial.data(),
+              std::min<size_t>(initial.size(), info.size));
+  return address;
+}
+
+absl::StatusOr<std::shared_ptr<Module>> PlaceProgram(Driver& driver, std::unique_ptr<Program> owned,
+                                                     Context& context,
+                                                     absl::Span<const uint64_t> managed) {
   auto module = std::make_shared<Module>();
   module->context = context.weak_from_this();
   module->context_id = context.id;
@@ -157,29 +172,45 @@ absl::StatusOr<std::shared_ptr<Module>> PlaceProgram(std::unique_ptr<Program> ow
   }
   const std::shared_ptr<Program> program = std::move(owned);
 
-  // All variables share one allocation; first their offsets.
+  // All variables but managed ones share one allocation; first their offsets.
+  const std::vector<VariableInfo>& infos = program->variables();
   uint64_t bytes = 0;
-  for (const VariableInfo& info : program->variables()) {
+  for (const VariableInfo& info : infos) {
+    if (info.managed) {
+      module->variables.push_back({info, 0});
+      continue;
+    }
     bytes = RoundUp(bytes, std::max<uint64_t>(info.alignment, kVariableAlignment));
     module->variables.push_back({info, bytes});
     bytes += std::max<uint64_t>(info.size, 1);
   }
   if (bytes > 0) {
-    ASSIGN_OR_RETURN(module->variable_memory,
-                     memory.Allocate(AllocationKind::kDevice, context.device, context.id, bytes));
-    std::vector<uint64_t> addresses;
-    for (Variable& variable : module->variables) {
-      variable.address += module->variable_memory;
-      addresses.push_back(variable.address);
-    }
-    program->BindVariables(addresses);
+    ASSIGN_OR_RETURN(
+        module->variable_memory,
+        driver.memory.Allocate(AllocationKind::kDevice, context.device, context.id, bytes));
     // Blocks may be reused: what has no initialiser is zero.
     std::memset(reinterpret_cast<void*>(module->variable_memory), 0, bytes);
-    for (size_t i = 0; i < addresses.size(); ++i) {
-      const std::vector<char> initial = program->InitialContents(i);
-      const size_t size = std::min<size_t>(initial.size(), module->variables[i].info.size);
-      if (size > 0) std::memcpy(reinterpret_cast<void*>(addresses[i]), initial.data(), size);
+  }
+  std::vector<uint64_t> addresses;
+  for (size_t i = 0; i < infos.size(); ++i) {
+    Variable& variable = module->variables[i];
+    if (!infos[i].managed) {
+      variable.address += module->variable_memory;
+    } else if (i < managed.size()) {
+      variable.address = managed[i];
+    } else {
+      ASSIGN_OR_RETURN(variable.address,
+                       PlaceManagedVariable(driver, *program, i, context.device, context.id));
+      module->managed_memory.push_back(variable.address);
     }
+    addresses.push_back(variable.address);
+  }
+  if (!addresses.empty()) program->BindVariables(addresses);
+  for (size_t i = 0; i < infos.size(); ++i) {
+    if (infos[i].managed) continue;
+    const std::vector<char> initial = program->InitialContents(i);
+    const size_t size = std::min<size_t>(initial.size(), infos[i].size);
+    if (size > 0) std::memcpy(reinterpret_cast<void*>(addresses[i]), initial.data(), size);
   }
 
   for (size_t i = 0; i < program->kernels().size(); ++i) {

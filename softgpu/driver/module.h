@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "common/mutex.h"
 #include "softgpu/compiler.h"
@@ -20,6 +21,8 @@
 #include "softgpu/runtime/device_memory.h"
 
 namespace fargpu::softgpu {
+
+class Driver;
 
 struct Library;
 struct Module;
@@ -60,7 +63,8 @@ struct Module {
   bool of_library = false;                           // unloaded with its library only
   std::vector<std::shared_ptr<Function>> functions;  // in the order of the program
   std::vector<Variable> variables;
-  uint64_t variable_memory = 0;  // 0 if it has none
+  uint64_t variable_memory = 0;          // 0 if it has none
+  std::vector<uint64_t> managed_memory;  // of its managed variables, unless they are a library's
 
   std::shared_ptr<Function> FindFunction(absl::string_view name) const;
   const Variable* FindVariable(absl::string_view name) const;
@@ -91,6 +95,8 @@ struct Library {
   std::unique_ptr<Program> spare ABSL_GUARDED_BY(mutex);
   std::vector<std::shared_ptr<Kernel>> kernels ABSL_GUARDED_BY(mutex);
   std::vector<VariableInfo> variables ABSL_GUARDED_BY(mutex);
+  // The addresses of managed variables, which are the same in all contexts; 0 for others.
+  std::vector<uint64_t> managed ABSL_GUARDED_BY(mutex);
   absl::flat_hash_map<uint64_t, std::shared_ptr<Module>> modules
       ABSL_GUARDED_BY(mutex);  // by context id
 };
@@ -122,8 +128,14 @@ absl::StatusOr<std::unique_ptr<Program>> LinkProgram(const std::vector<std::stri
                                                      std::string* log);
 
 // Places `program` into `context`: allocates and initialises its variables and makes its functions.
-// `program` may be null (an image without code).
-absl::StatusOr<std::shared_ptr<Module>> PlaceProgram(std::unique_ptr<Program> program,
-                                                     Context& context, DeviceMemory& memory);
+// `program` may be null (an image without code). `managed` says where managed variables are, by
+// variable, if they exist already.
+absl::StatusOr<std::shared_ptr<Module>> PlaceProgram(Driver& driver,
+                                                     std::unique_ptr<Program> program,
+                                                     Context& context,
+                                                     absl::Span<const uint64_t> managed = {});
+// Allocates a managed variable and gives it its initial contents. `context` is 0 for a library's.
+absl::StatusOr<uint64_t> PlaceManagedVariable(Driver& driver, const Program& program, size_t index,
+                                              int device, uint64_t context);
 
 }  // namespace fargpu::softgpu

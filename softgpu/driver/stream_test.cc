@@ -296,17 +296,38 @@ TEST_F(StreamTest, CallbacksLearnOfErrors) {
   EXPECT_EQ(told, CUDA_ERROR_LAUNCH_FAILED);
 }
 
-TEST_F(StreamTest, NothingIsCaptured) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  EXPECT_SUCCESS(cuStreamIsCapturing(nullptr, &status));
-  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
-  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED,
-            cuStreamBeginCapture(Create(0), CU_STREAM_CAPTURE_MODE_GLOBAL));
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  EXPECT_SUCCESS(cuThreadExchangeStreamCaptureMode(&mode));
-  EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
-  EXPECT_SUCCESS(cuThreadExchangeStreamCaptureMode(&mode));
-  EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
+TEST_F(StreamTest, ValuesInMemory) {
+  CUdeviceptr memory = 0;
+  ASSERT_SUCCESS(cuMemAlloc(&memory, 64));
+  ASSERT_SUCCESS(cuMemsetD8(memory, 0, 64));
+  const CUstream waits = Create(CU_STREAM_NON_BLOCKING);
+  const CUstream writes = Create(CU_STREAM_NON_BLOCKING);
+  EXPECT_SUCCESS(cuStreamWaitValue32(waits, memory, 3, CU_STREAM_WAIT_VALUE_GEQ));
+  EXPECT_SUCCESS(cuStreamWriteValue64(waits, memory + 8, 0x1122334455667788, 0));
+  EXPECT_CU(CUDA_ERROR_NOT_READY, cuStreamQuery(waits));
+  EXPECT_SUCCESS(cuStreamWriteValue32(writes, memory, 2, 0));
+  EXPECT_SUCCESS(cuStreamSynchronize(writes));
+  EXPECT_CU(CUDA_ERROR_NOT_READY, cuStreamQuery(waits));
+  CUstreamBatchMemOpParams operations[2] = {};
+  operations[0].operation = CU_STREAM_MEM_OP_BARRIER;
+  operations[1].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  operations[1].writeValue.address = memory;
+  operations[1].writeValue.value = 4;
+  EXPECT_SUCCESS(cuStreamBatchMemOp(writes, 2, operations, 0));
+  EXPECT_SUCCESS(cuStreamSynchronize(waits));
+  uint64_t result = 0;
+  EXPECT_SUCCESS(cuMemcpyDtoH(&result, memory + 8, 8));
+  EXPECT_EQ(result, 0x1122334455667788u);
+  EXPECT_SUCCESS(cuStreamWaitValue64(waits, memory + 8, 0x8, CU_STREAM_WAIT_VALUE_AND));
+  EXPECT_SUCCESS(cuStreamWaitValue32(waits, memory, 4, CU_STREAM_WAIT_VALUE_EQ));
+  EXPECT_SUCCESS(cuStreamWaitValue32(waits, memory, 1, CU_STREAM_WAIT_VALUE_NOR));
+  EXPECT_SUCCESS(cuStreamSynchronize(waits));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32(waits, memory + 1, 1, 0));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32(waits, memory, 1, 0x100));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuStreamWriteValue32(waits, 16, 1, 0));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(waits, 257, operations, 0));
+  EXPECT_CU(CUDA_ERROR_INVALID_HANDLE,
+            cuStreamWriteValue32(reinterpret_cast<CUstream>(0x777), memory, 1, 0));
 }
 
 TEST_F(StreamTest, ManyThreadsOnManyStreams) {

@@ -36,7 +36,8 @@ DeviceMemory::DeviceMemory(AddressWindow window, std::vector<uint64_t> capacitie
       capacities_(std::move(capacities)),
       addresses_(window.base, window.size),
       used_(capacities_.size(), 0),
-      files_(capacities_.size()) {}
+      files_(capacities_.size()),
+      graph_use_(capacities_.size()) {}
 
 DeviceMemory::~DeviceMemory() {
   // Tests make several of these over one window; the product's lives until the process ends.
@@ -54,7 +55,7 @@ absl::Status DeviceMemory::Charge(int device, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> DeviceMemory::TakeBlocks(uint64_t size) {
+absl::StatusOr<uint64_t> DeviceMemory::TakeBlocks(uint64_t size, Access access) {
   // One block beyond the end stays inaccessible, so that running past an allocation is noticed
   // instead of reaching the next one.
   const auto address = addresses_.Take(size + kBlockBytes, kBlockBytes);
@@ -62,6 +63,7 @@ absl::StatusOr<uint64_t> DeviceMemory::TakeBlocks(uint64_t size) {
     return CudaError(CUDA_ERROR_OUT_OF_MEMORY,
                      absl::StrCat("the device window has no free range of ", size, " bytes"));
   }
+  if (access == Access::kNone) return *address;
   if (mprotect(ToPointer(*address), size, PROT_READ | PROT_WRITE) != 0) {
     addresses_.Give(*address, size + kBlockBytes);
     return CudaError(CUDA_ERROR_OUT_OF_MEMORY,
@@ -160,7 +162,8 @@ absl::Status DeviceMemory::Free(uint64_t address) {
 absl::StatusOr<Allocation> DeviceMemory::Detach(uint64_t address) {
   MutexLock lock(&mutex_);
   const auto found = records_.find(address);
-  if (found == records_.end() || found->second.allocation.kind == AllocationKind::kMapped) {
+  if (found == records_.end() || found->second.allocation.kind == AllocationKind::kMapped ||
+      found->second.allocation.kind == AllocationKind::kGraph) {
     return CudaError(CUDA_ERROR_INVALID_VALUE,
                      absl::StrCat("0x", absl::Hex(address), " is not the start of an allocation"));
   }
@@ -188,6 +191,7 @@ void DeviceMemory::FreeContext(uint64_t context) {
     for (auto it = records->begin(); it != records->end();) {
       const Record record = it->second;
       if (record.allocation.kind == AllocationKind::kMapped ||
+          record.allocation.kind == AllocationKind::kGraph ||
           record.allocation.context != context) {
         ++it;
         continue;

@@ -25,6 +25,8 @@ enum class AllocationKind {
   kHost,     // cuMemHostAlloc: lies in the window so that kernels reach it, charged to no device
   kManaged,  // cuMemAllocManaged
   kMapped,   // cuMemCreate + cuMemMap
+  kArray,    // of a CUDA array: programs never see the address
+  kGraph,    // of a graph: the address stays while its bytes come and go
 };
 
 struct Allocation {
@@ -62,12 +64,27 @@ class DeviceMemory {
 
   // The allocation or mapping that holds `address`.
   std::optional<Allocation> Find(uint64_t address) const;
-  // Whether all of [address, address + size) is memory that may be read (or written).
+  // Whether all of [address, address + size) is memory that may be read (or written). kNone:
+  // whether it is memory at all, be it memory of a graph that has no bytes yet.
   bool Accessible(uint64_t address, uint64_t size, Access wanted) const;
   bool InWindow(uint64_t address) const { return address - window_.base < window_.size; }
 
   uint64_t Capacity(int device) const { return capacities_[device]; }
   uint64_t FreeBytes(int device) const;
+
+  // Memory of graphs (graph_memory.cc). Reserve gives an address; Commit gives it bytes, zeroed and
+  // charged to the device (CUDA_ERROR_INVALID_VALUE if it has some); Decommit takes them back
+  // (CUDA_ERROR_INVALID_VALUE if there are none). After Drop the address goes with its bytes.
+  absl::StatusOr<uint64_t> ReserveGraphRange(int device, uint64_t size);
+  absl::Status CommitGraphRange(uint64_t address);
+  absl::Status DecommitGraphRange(uint64_t address);
+  void DropGraphRange(uint64_t address);
+  struct GraphUse {
+    uint64_t current = 0;
+    uint64_t high = 0;
+  };
+  GraphUse GetGraphUse(int device) const;
+  void ResetGraphHigh(int device);
 
   // The virtual memory interface (virtual_memory.cc). All sizes, offsets and addresses must be
   // multiples of kBlockBytes, else CUDA_ERROR_INVALID_VALUE.
@@ -96,6 +113,7 @@ class DeviceMemory {
     bool in_shared_block = false;
     Access access = Access::kReadWrite;
     uint64_t physical = 0;  // kMapped only
+    bool dropped = false;   // kGraph only: the address goes with its bytes
   };
   struct Physical {
     int device = 0;
@@ -112,7 +130,8 @@ class DeviceMemory {
   using Records = std::map<uint64_t, Record>;
 
   absl::Status Charge(int device, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<uint64_t> TakeBlocks(uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<uint64_t> TakeBlocks(uint64_t size, Access access = Access::kReadWrite)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveBlocks(uint64_t address, uint64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<uint64_t> AllocateShared(int device, uint64_t context, uint64_t size)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -137,6 +156,7 @@ class DeviceMemory {
   std::map<uint64_t, uint64_t> reservations_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Physical> physicals_ ABSL_GUARDED_BY(mutex_);
   std::vector<BackingFile> files_ ABSL_GUARDED_BY(mutex_);
+  std::vector<GraphUse> graph_use_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_buffer_id_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t next_physical_ ABSL_GUARDED_BY(mutex_) = 1;
 };
