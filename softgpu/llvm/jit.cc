@@ -1,6 +1,7 @@
 #include "softgpu/llvm/jit.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <cuda.h>
@@ -33,7 +34,7 @@ absl::Status FromLlvm(llvm::Error error, absl::string_view what) {
   return absl::InternalError(absl::StrCat(what, ": ", llvm::toString(std::move(error))));
 }
 
-// Kernels longer than this get the short pipeline: O2 takes time that grows faster than the code.
+// Kernels with more instructions than this get kQuickPasses.
 constexpr size_t kLongKernel = 20000;
 
 llvm::orc::JITTargetMachineBuilder HostMachine() {
@@ -53,27 +54,38 @@ llvm::orc::JITTargetMachineBuilder HostMachine() {
   return builder;
 }
 
-void Optimize(llvm::Module* module, llvm::TargetMachine* machine, bool quick) {
+// Of LLVM's passes only those that find something in what the emitters write: slots become registers,
+// checks and masks that repeat go, and what is the same for all warps leaves the loops around them.
+// O2 takes three times as long and gains nothing measurable; its inliner and loop passes (the warp is
+// the vector already, and unrolling is the PTX compiler's business) have nothing to do here.
+constexpr char kPasses[] =
+    "function(sroa,early-cse<memssa>,simplifycfg,"
+    "instcombine<max-iterations=1;no-verify-fixpoint>,jump-threading,correlated-propagation,"
+    "simplifycfg,loop-mssa(licm),gvn,dse,adce,simplifycfg,"
+    "instcombine<max-iterations=1;no-verify-fixpoint>)";
+// For long kernels: nothing that takes time that grows faster than the code.
+constexpr char kQuickPasses[] =
+    "function(sroa,early-cse<memssa>,simplifycfg,"
+    "instcombine<max-iterations=1;no-verify-fixpoint>,loop-mssa(licm),early-cse<memssa>,adce,"
+    "simplifycfg)";
+
+absl::Status Optimize(llvm::Module* module, llvm::TargetMachine* machine, const char* pipeline) {
   llvm::LoopAnalysisManager loops;
   llvm::FunctionAnalysisManager functions;
   llvm::CGSCCAnalysisManager calls;
   llvm::ModuleAnalysisManager modules;
-  llvm::PipelineTuningOptions tuning;
-  // The warp is the vector already; unrolling is the PTX compiler's business.
-  tuning.LoopVectorization = false;
-  tuning.SLPVectorization = false;
-  tuning.LoopUnrolling = false;
-  tuning.LoopInterleaving = false;
-  llvm::PassBuilder builder(machine, tuning);
+  llvm::PassBuilder builder(machine);
   builder.registerModuleAnalyses(modules);
   builder.registerCGSCCAnalyses(calls);
   builder.registerFunctionAnalyses(functions);
   builder.registerLoopAnalyses(loops);
   builder.crossRegisterProxies(loops, functions, calls, modules);
-  builder
-      .buildPerModuleDefaultPipeline(quick ? llvm::OptimizationLevel::O1
-                                           : llvm::OptimizationLevel::O2)
-      .run(*module, modules);
+  llvm::ModulePassManager passes;
+  if (llvm::Error error = builder.parsePassPipeline(passes, pipeline)) {
+    return FromLlvm(std::move(error), "LLVM's passes");
+  }
+  passes.run(*module, modules);
+  return absl::OkStatus();
 }
 
 // What the cache keeps of a kernel, in front of its object file.
@@ -101,6 +113,20 @@ char DumpStage() {
   static const char* const dump = std::getenv("FARGPU_SOFTGPU_DUMP");
   return dump == nullptr ? 0 : dump[0];
 }
+
+// Milliseconds from one call to the next.
+class Stopwatch {
+ public:
+  double Lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double lap = std::chrono::duration<double, std::milli>(now - last_).count();
+    last_ = now;
+    return lap;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
 
 class OrcJit : public Jit {
  public:
@@ -148,6 +174,7 @@ class OrcJit : public Jit {
 
   absl::StatusOr<CompiledKernel> Compile(const FlatKernel& kernel, Dim3 block,
                                          const std::optional<CodeCache::Key>& key) override {
+    Stopwatch watch;
     llvm::LLVMContext context;
     auto module = std::make_unique<llvm::Module>(kernel.name, context);
     auto machine = machine_.createTargetMachine();
@@ -174,10 +201,14 @@ class OrcJit : public Jit {
     }
     size_t instructions = 0;
     for (const BasicBlock& b : kernel.blocks) instructions += b.instructions.size();
-    Optimize(module.get(), machine->get(), instructions > kLongKernel);
+    const double emit_ms = watch.Lap();
+    RETURN_IF_ERROR(Optimize(module.get(), machine->get(),
+                             instructions > kLongKernel ? kQuickPasses : kPasses));
+    const double optimize_ms = watch.Lap();
     if (DumpStage() == '2') module->print(llvm::errs(), nullptr);
     auto object = llvm::orc::SimpleCompiler(**machine)(*module);
     if (!object) return FromLlvm(object.takeError(), absl::StrCat("kernel ", kernel.name));
+    const double generate_ms = watch.Lap();
     if (DumpStage() == '3') llvm::errs() << (*object)->getBuffer();
     CompiledKernel result;
     result.independent = linear == LinearKernel::kBlocks;
@@ -191,7 +222,12 @@ class OrcJit : public Jit {
       contents.append(code.data(), code.size());
       Cache().Store(*key, contents);
     }
+    const size_t code_bytes = (*object)->getBufferSize();
     ASSIGN_OR_RETURN(result.function, Link(std::move(*object)));
+    FARGPU_LOG(kDebug, "softgpu: compiled ", kernel.name, " for blocks of ", block.x, " x ", block.y,
+               " x ", block.z, ": ", instructions, " instructions, ", code_bytes,
+               " bytes of code; ms to emit ", emit_ms, ", optimise ", optimize_ms, ", generate ",
+               generate_ms, ", store and link ", watch.Lap());
     return result;
   }
 
