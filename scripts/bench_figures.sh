@@ -47,10 +47,10 @@ bench_print_softgpu() {
     /_device / { name = $1; sub(/_device$/, "", name); order[++pairs] = name }
     END {
       if (!NR) exit
-      printf "\n%-16s%32s%32s%32s\n", "Software device", "device", "CPU", "CPU / device"
+      printf "\n%-16s%32s%32s%32s%32s\n", "Software device", "device", "CPU", "CPU / device", "by CPU time"
       for (i = 1; i <= pairs; ++i) {
-        printf "%-16s%32s%32s%32s\n", order[i], cell(order[i] "_device"),
-               cell(order[i] "_baseline"), cell(order[i] "_ratio")
+        printf "%-16s%32s%32s%32s%32s\n", order[i], cell(order[i] "_device"),
+               cell(order[i] "_baseline"), cell(order[i] "_ratio"), cell(order[i] "_cpu_ratio")
       }
       printf "empty launch %s, with wait %s\n", cell("empty_launch"), cell("empty_launch_and_wait")
       printf "first launch of a kernel of 210 instructions %s, in a second process %s\n",

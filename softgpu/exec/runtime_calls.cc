@@ -292,6 +292,15 @@ uint64_t Nanoseconds(clockid_t clock) {
 
 uint64_t Clock(WarpContext* c) { return Nanoseconds(CLOCK_MONOTONIC); }  // a GPU of 1 GHz
 uint64_t Timer(WarpContext* c) { return Nanoseconds(CLOCK_REALTIME); }
+void* Frame(WarpContext* c, uint32_t warp, uint64_t bytes) {
+  std::vector<FrameMemory>& frames = WarpOf(c)->block->frames;
+  if (warp >= frames.size()) frames.resize(warp + 1);
+  void* const frame = frames[warp].Ensure(bytes);
+  if (frame != nullptr) return frame;
+  EndLaunch(c, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+            absl::StrFormat("%s: no memory for %u bytes of a warp's values", Where(c), bytes));
+}
+
 void Fence(WarpContext* c) { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 }  // namespace
@@ -308,7 +317,7 @@ void* const* RuntimeTable() {
       reinterpret_cast<void*>(&Clock),        reinterpret_cast<void*>(&Timer),
       reinterpret_cast<void*>(&Fence),        reinterpret_cast<void*>(&BarrierArrive),
       reinterpret_cast<void*>(&BarrierLanes), reinterpret_cast<void*>(&ClusterWait),
-      reinterpret_cast<void*>(&RunOperation),
+      reinterpret_cast<void*>(&RunOperation), reinterpret_cast<void*>(&Frame),
   };
   return table;
 }

@@ -30,6 +30,15 @@ WindowArena::~WindowArena() {
   if (address_ != 0) ReleaseWindowRange(address_, bytes_);
 }
 
+void* FrameMemory::Ensure(uint64_t bytes) {
+  if (bytes > bytes_) {
+    bytes_ = (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
+    memory_.reset(std::aligned_alloc(kFrameAlignment, bytes_));
+    if (memory_ == nullptr) bytes_ = 0;
+  }
+  return memory_.get();
+}
+
 bool WindowArena::Ensure(uint64_t bytes) {
   if (bytes <= bytes_) return true;
   if (address_ != 0) ReleaseWindowRange(address_, bytes_);
@@ -134,8 +143,7 @@ RunningWarp* Worker::Resume(RunningWarp* first) {
 bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
   const LaunchConfig& config = *launch->config;
   const uint64_t threads = uint64_t{config.block.x} * config.block.y * config.block.z;
-  // Independent warps follow each other on one fiber, in the same local memory.
-  const uint64_t warps = launch->independent ? 1 : (threads + kWarpSize - 1) / kWarpSize;
+  const uint64_t warps = (threads + kWarpSize - 1) / kWarpSize;
   const uint64_t local_per_warp = launch->local_bytes * kWarpSize;
   if (!block->shared.Ensure(launch->shared_bytes) || !block->local.Ensure(warps * local_per_warp)) {
     launch->Fail(CudaError(
@@ -146,10 +154,12 @@ bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
   }
   block->launch = launch;
   block->index = index;
-  block->warps.resize(warps);
-  block->live_warps = static_cast<uint32_t>(warps);
+  // One fiber runs all warps of independent blocks.
+  const uint64_t fibers = launch->independent ? 1 : warps;
+  block->warps.resize(fibers);
+  block->live_warps = static_cast<uint32_t>(fibers);
   for (RunningBlock::Barrier& barrier : block->barriers) barrier = {};
-  for (uint64_t w = 0; w < warps; ++w) PrepareWarp(block, w);
+  for (uint64_t w = 0; w < fibers; ++w) PrepareWarp(block, w);
   return true;
 }
 

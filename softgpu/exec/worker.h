@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <string>
@@ -37,6 +38,20 @@ struct RunningWarp {
   uint32_t cluster_phase = 0;        // that it has arrived in
 };
 
+// Memory in which a warp that waits keeps its values, aligned for vectors. Grows only.
+class FrameMemory {
+ public:
+  // Null when there is no memory. What it held is lost.
+  void* Ensure(uint64_t bytes);
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  uint64_t bytes_ = 0;
+};
+
 // A grow-only range of the device window.
 class WindowArena {
  public:
@@ -69,6 +84,7 @@ struct RunningBlock {
   Barrier barriers[kBarriers + 1];
   WindowArena shared;
   WindowArena local;
+  std::vector<FrameMemory> frames;  // by warp
 };
 
 // A thread's equipment for running blocks: fibers, arenas, the stack for signals. Made once per

@@ -254,7 +254,7 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
   } else {
     LaneOffsets stride;
     for (int k = 0; k < kWarpSize; ++k) stride[k] = k * static_cast<int64_t>(kernel_.local_bytes);
-    memory.scalar = ContextField(i64, offsetof(WarpContext, local_base), "local");
+    memory.scalar = LocalBase();
     memory.offsets = Keep(stride);
   }
   return PatternAdd(memory, checked, false);

@@ -71,7 +71,7 @@ absl::Status InstructionEmitter::EmitCvta(const Instruction& i) {
     base = LaneValue::Uniform(
         ContextField(builder_.getInt64Ty(), offsetof(WarpContext, shared_base), "shared"));
   } else {
-    base.scalar = ContextField(builder_.getInt64Ty(), offsetof(WarpContext, local_base), "local");
+    base.scalar = LocalBase();
     LaneOffsets offsets;
     for (int k = 0; k < kWarpSize; ++k) offsets[k] = k * static_cast<int64_t>(kernel_.local_bytes);
     base.offsets = Keep(offsets);

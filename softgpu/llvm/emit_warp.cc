@@ -65,7 +65,7 @@ absl::Status InstructionEmitter::EmitBarrier(const Instruction& i) {
     return absl::OkStatus();
   }
   if (barrier.op == BarrierOp::kSync) {
-    CallRuntime(kRuntimeBarrier, builder_.getVoidTy(), {id, threads});
+    BlockBarrier(id, threads);
     return absl::OkStatus();
   }
   llvm::Value* mask = MaskBits(ExecMask());

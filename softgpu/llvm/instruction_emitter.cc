@@ -36,6 +36,7 @@ bool NeverWaits(RuntimeFunction function) {
     case kRuntimeTimer:
     case kRuntimeFence:
     case kRuntimeOperation:
+    case kRuntimeFrame:
       return true;
     default:
       return false;
@@ -246,6 +247,19 @@ llvm::Value* InstructionEmitter::BlockIndex(int axis) {
   if (block_index_[axis] != nullptr) return block_index_[axis];
   return ContextField(builder_.getInt32Ty(), offsetof(WarpContext, block_index) + 4 * axis,
                       "ctaid");
+}
+
+llvm::Value* InstructionEmitter::LocalBase() {
+  llvm::Value* base =
+      ContextField(builder_.getInt64Ty(), offsetof(WarpContext, local_base), "local");
+  if (!local_by_warp_) return base;
+  llvm::Value* warp = builder_.CreateZExt(WarpIndex(), builder_.getInt64Ty());
+  return builder_.CreateAdd(
+      base, builder_.CreateMul(warp, builder_.getInt64(kernel_.local_bytes * kWarpSize)));
+}
+
+void InstructionEmitter::BlockBarrier(llvm::Value* id, llvm::Value* threads) {
+  CallRuntime(kRuntimeBarrier, builder_.getVoidTy(), {id, threads});
 }
 
 const LaneOffsets* InstructionEmitter::Keep(const LaneOffsets& offsets) {

@@ -70,6 +70,9 @@ class InstructionEmitter {
   // Of the warp that runs.
   llvm::Value* WarpIndex();
   llvm::Value* BlockIndex(int axis);
+  llvm::Value* LocalBase();  // address of lane 0's local memory
+  // The warp waits at barrier `id` for the block's warps, or for some `threads` (if not 0).
+  virtual void BlockBarrier(llvm::Value* id, llvm::Value* threads);
   llvm::Value* CallRuntime(RuntimeFunction function, llvm::Type* result,
                            std::initializer_list<llvm::Value*> arguments);
   // Calls a runtime function that does not return, where `bad` (i1) is true.
@@ -108,6 +111,8 @@ class InstructionEmitter {
   // Set where code runs more than one warp; otherwise they are in the context.
   llvm::Value* warp_index_ = nullptr;
   llvm::Value* block_index_[3] = {};
+  // The context's local memory is that of warp 0; the others' lies behind it.
+  bool local_by_warp_ = false;
   // A runtime function has been called that may let other warps run before it returns.
   bool suspends_ = false;
 

@@ -26,6 +26,7 @@
 #include "common/status_macros.h"
 #include "softgpu/llvm/dispatch_emitter.h"
 #include "softgpu/llvm/linear_emitter.h"
+#include "softgpu/llvm/warp_loops.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -54,20 +55,24 @@ llvm::orc::JITTargetMachineBuilder HostMachine() {
   return builder;
 }
 
-// Of LLVM's passes only those that find something in what the emitters write: slots become registers,
-// checks and masks that repeat go, and what is the same for all warps leaves the loops around them.
-// O2 takes three times as long and gains nothing measurable; its inliner and loop passes (the warp is
-// the vector already, and unrolling is the PTX compiler's business) have nothing to do here.
+// Of LLVM's passes only those that find something in what the emitters write. O2 takes three times
+// as long and gains nothing measurable; its inliner and loop passes (the warp is the vector
+// already, and unrolling is the PTX compiler's business) have nothing to do here.
+//
+// First, slots become registers, and coroutines are split. Not later: InstCombine moves arithmetic
+// to where its result is used, behind a barrier if need be, and then all operands would have to
+// be kept over the barrier instead of one result.
+constexpr char kSplitPasses[] =
+    "coro-early,function(sroa,early-cse<memssa>,simplifycfg,adce),cgscc(coro-split),coro-cleanup";
+// Then checks and masks that repeat go, and what is the same for all warps leaves the loops.
 constexpr char kPasses[] =
-    "function(sroa,early-cse<memssa>,simplifycfg,"
-    "instcombine<max-iterations=1;no-verify-fixpoint>,jump-threading,correlated-propagation,"
-    "simplifycfg,loop-mssa(licm),gvn,dse,adce,simplifycfg,"
+    "function(early-cse<memssa>,instcombine<max-iterations=1;no-verify-fixpoint>,jump-threading,"
+    "correlated-propagation,simplifycfg,loop-mssa(licm),gvn,dse,adce,simplifycfg,"
     "instcombine<max-iterations=1;no-verify-fixpoint>)";
 // For long kernels: nothing that takes time that grows faster than the code.
 constexpr char kQuickPasses[] =
-    "function(sroa,early-cse<memssa>,simplifycfg,"
-    "instcombine<max-iterations=1;no-verify-fixpoint>,loop-mssa(licm),early-cse<memssa>,adce,"
-    "simplifycfg)";
+    "function(instcombine<max-iterations=1;no-verify-fixpoint>,loop-mssa(licm),early-cse<memssa>,"
+    "adce,simplifycfg)";
 
 absl::Status Optimize(llvm::Module* module, llvm::TargetMachine* machine, const char* pipeline) {
   llvm::LoopAnalysisManager loops;
@@ -202,6 +207,8 @@ class OrcJit : public Jit {
     size_t instructions = 0;
     for (const BasicBlock& b : kernel.blocks) instructions += b.instructions.size();
     const double emit_ms = watch.Lap();
+    RETURN_IF_ERROR(Optimize(module.get(), machine->get(), kSplitPasses));
+    DropCoroutineEnds(module.get());
     RETURN_IF_ERROR(Optimize(module.get(), machine->get(),
                              instructions > kLongKernel ? kQuickPasses : kPasses));
     const double optimize_ms = watch.Lap();
@@ -224,8 +231,8 @@ class OrcJit : public Jit {
     }
     const size_t code_bytes = (*object)->getBufferSize();
     ASSIGN_OR_RETURN(result.function, Link(std::move(*object)));
-    FARGPU_LOG(kDebug, "softgpu: compiled ", kernel.name, " for blocks of ", block.x, " x ", block.y,
-               " x ", block.z, ": ", instructions, " instructions, ", code_bytes,
+    FARGPU_LOG(kDebug, "softgpu: compiled ", kernel.name, " for blocks of ", block.x, " x ",
+               block.y, " x ", block.z, ": ", instructions, " instructions, ", code_bytes,
                " bytes of code; ms to emit ", emit_ms, ", optimise ", optimize_ms, ", generate ",
                generate_ms, ", store and link ", watch.Lap());
     return result;

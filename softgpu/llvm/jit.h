@@ -18,7 +18,7 @@ using WarpFunction = void (*)(WarpContext*);
 
 struct CompiledKernel {
   WarpFunction function = nullptr;
-  // Its warps never wait for each other: a call runs WarpContext::block_count whole blocks.
+  // A call runs WarpContext::block_count whole blocks, and its warps wait for nothing outside.
   bool independent = false;
   uint64_t local_bytes = 0;  // per thread
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/status_macros.h"
+#include "softgpu/llvm/warp_loops.h"
 #include "softgpu/passes/build_ssa.h"
 #include "softgpu/passes/control_flow.h"
 #include "softgpu/passes/find_waiting_loops.h"
@@ -25,15 +26,15 @@ constexpr int kMaxAttempts = 40;
 struct Facts {
   std::vector<bool> divergent;  // by block: its branch differs between lanes
   std::vector<bool> varying;    // by register: a phi that has no scalar form
-  bool waits = false;           // warps wait for each other: each needs a fiber of its own
+  Turns turns = Turns::kIndependent;
 };
 
-class LinearEmitter : public InstructionEmitter {
+class LinearEmitter : public WarpLoops {
  public:
   LinearEmitter(const FlatKernel& kernel, const ControlFlow& flow, const Ssa& ssa,
                 const std::vector<bool>& waiting_loops, const CompileOptions& options,
                 llvm::Module* module, Facts* facts)
-      : InstructionEmitter(kernel, options, module),
+      : WarpLoops(kernel, options, module),
         flow_(flow),
         ssa_(ssa),
         waiting_loops_(waiting_loops),
@@ -41,10 +42,12 @@ class LinearEmitter : public InstructionEmitter {
 
   enum class Outcome { kDone, kAgain, kUnfit };
 
+  static void Erase(const std::string& name, llvm::Module* module) { EraseWarps(name, module); }
+
   absl::StatusOr<Outcome> Run(const std::string& name) {
     masks_ = TrackLaneMasks(kernel_, flow_, facts_.divergent);
     if (!Fits()) return Outcome::kUnfit;
-    BeginFunction(name);
+    BeginWarps(facts_.turns, name);
     const uint64_t threads = uint64_t{options_.block.x} * options_.block.y * options_.block.z;
     full_ = threads != 0 && threads % kWarpSize == 0;
     slots_.resize(kernel_.registers.size());
@@ -60,25 +63,19 @@ class LinearEmitter : public InstructionEmitter {
       class_masks_.push_back(EntryAlloca(mask_type, "mask"));
     }
     spins_ = EntryAlloca(builder_.getInt32Ty(), "spins");
-    if (facts_.waits) {
-      end_ = llvm::BasicBlock::Create(context_, "end", function_);
-      llvm::ReturnInst::Create(context_, end_);
-      active_ = ContextField(builder_.getInt32Ty(), offsetof(WarpContext, active), "active");
-    } else {
-      EmitWarpLoops();
-    }
     builder_.CreateStore(Int32(0), spins_);
     for (llvm::AllocaInst* parked : parked_)
       builder_.CreateStore(llvm::Constant::getNullValue(mask_type), parked);
-    llvm::Value* entry = full_ ? llvm::Constant::getAllOnesValue(mask_type) : MaskFromBits(active_);
+    llvm::Value* entry =
+        full_ ? llvm::Constant::getAllOnesValue(mask_type) : MaskFromBits(active());
     builder_.CreateStore(entry, parked_[0]);
     builder_.CreateBr(blocks_[0]);
     for (size_t b = 0; b < n; ++b) {
       builder_.SetInsertPoint(blocks_[b]);
       RETURN_IF_ERROR(EmitBlock(static_cast<int>(b)));
     }
-    if (suspends_ && !facts_.waits) {
-      facts_.waits = true;
+    if (NeededTurns() > facts_.turns) {
+      facts_.turns = NeededTurns();
       again_ = true;
     }
     return again_ ? Outcome::kAgain : Outcome::kDone;
@@ -407,97 +404,7 @@ class LinearEmitter : public InstructionEmitter {
                             skip);
       builder_.SetInsertPoint(skip);
     }
-    builder_.CreateBr(end_);
-  }
-
-  // Loops over blocks and their warps around the kernel's code: what is the same for all warps
-  // leaves the loops, and a warp costs no call. The insertion point is then inside both.
-  void EmitWarpLoops() {
-    llvm::Type* i32 = builder_.getInt32Ty();
-    const auto store = [&](llvm::Value* value, size_t offset) {
-      builder_.CreateStore(
-          value, builder_.CreateConstInBoundsGEP1_64(builder_.getInt8Ty(), warp_, offset));
-    };
-    llvm::Value* first[3];
-    llvm::Value* grid[3];
-    for (int axis = 0; axis < 3; ++axis) {
-      // No invariant loads: these change below.
-      first[axis] = builder_.CreateLoad(
-          i32, builder_.CreateConstInBoundsGEP1_64(builder_.getInt8Ty(), warp_,
-                                                   offsetof(WarpContext, block_index) + 4 * axis));
-      grid[axis] = ContextField(i32, offsetof(WarpContext, grid_size) + 4 * axis, "nctaid");
-    }
-    llvm::Value* count = ContextField(i32, offsetof(WarpContext, block_count), "blocks");
-    llvm::Value* threads = nullptr;
-    if (options_.block.x != 0) {
-      threads = Int32(options_.block.x * options_.block.y * options_.block.z);
-    } else {
-      threads = ContextField(i32, offsetof(WarpContext, block_size), "ntid");
-      for (int axis = 1; axis < 3; ++axis) {
-        threads = builder_.CreateMul(
-            threads, ContextField(i32, offsetof(WarpContext, block_size) + 4 * axis, "ntid"));
-      }
-    }
-    llvm::Value* warps = builder_.CreateLShr(builder_.CreateAdd(threads, Int32(31)), Int32(5));
-    llvm::BasicBlock* start = builder_.GetInsertBlock();
-    const auto block = [&](const char* name) {
-      return llvm::BasicBlock::Create(context_, name, function_);
-    };
-    auto* block_begin = block("block");
-    auto* warp_begin = block("warp");
-    auto* block_end = block("block_end");
-    auto* next_block = block("next_block");
-    auto* done = block("done");
-    end_ = block("warp_end");
-    builder_.CreateBr(block_begin);
-
-    builder_.SetInsertPoint(block_begin);
-    llvm::PHINode* left = builder_.CreatePHI(i32, 2, "left");
-    left->addIncoming(count, start);
-    llvm::PHINode* at[3];
-    for (int axis = 0; axis < 3; ++axis) {
-      at[axis] = builder_.CreatePHI(i32, 2, "ctaid");
-      at[axis]->addIncoming(first[axis], start);
-      block_index_[axis] = at[axis];
-    }
-    for (int axis = 0; axis < 3; ++axis)
-      store(at[axis], offsetof(WarpContext, block_index) + 4 * axis);
-    builder_.CreateBr(warp_begin);
-
-    builder_.SetInsertPoint(end_);
-    llvm::PHINode* warp = llvm::PHINode::Create(i32, 2, "warp", warp_begin);
-    warp->addIncoming(Int32(0), block_begin);
-    llvm::Value* next_warp =
-        builder_.CreateAdd(warp, Int32(1), "next_warp", /*HasNUW=*/true, /*HasNSW=*/true);
-    warp->addIncoming(next_warp, end_);
-    builder_.CreateCondBr(builder_.CreateICmpULT(next_warp, warps), warp_begin, block_end);
-
-    builder_.SetInsertPoint(block_end);
-    llvm::Value* fewer = builder_.CreateSub(left, Int32(1));
-    builder_.CreateCondBr(builder_.CreateICmpEQ(fewer, Int32(0)), done, next_block);
-    builder_.SetInsertPoint(done);
-    builder_.CreateRetVoid();
-
-    builder_.SetInsertPoint(next_block);
-    left->addIncoming(fewer, next_block);
-    // The index of the next block, x first.
-    llvm::Value* carry = builder_.getTrue();
-    for (int axis = 0; axis < 3; ++axis) {
-      llvm::Value* next = builder_.CreateAdd(at[axis], builder_.CreateZExt(carry, i32));
-      carry = builder_.CreateAnd(carry, builder_.CreateICmpEQ(next, grid[axis]));
-      at[axis]->addIncoming(builder_.CreateSelect(carry, Int32(0), next), next_block);
-    }
-    builder_.CreateBr(block_begin);
-
-    builder_.SetInsertPoint(warp_begin);
-    warp_index_ = warp;
-    store(warp, offsetof(WarpContext, warp_index));
-    // The last warp may be short.
-    llvm::Value* rest = builder_.CreateSub(threads, builder_.CreateShl(warp, 5));
-    llvm::Value* some = builder_.CreateSub(
-        builder_.CreateShl(Int32(1), builder_.CreateAnd(rest, Int32(31))), Int32(1));
-    active_ =
-        builder_.CreateSelect(builder_.CreateICmpUGE(rest, Int32(32)), Int32(0xffffffffu), some);
+    builder_.CreateBr(end());
   }
 
   const ControlFlow& flow_;
@@ -509,8 +416,6 @@ class LinearEmitter : public InstructionEmitter {
   bool again_ = false;
   int current_ = 0;
   llvm::Value* mask_ = nullptr;
-  llvm::Value* active_ = nullptr;    // i32: lanes of the warp that exist
-  llvm::BasicBlock* end_ = nullptr;  // where the warp goes when its last lane has ended
   llvm::AllocaInst* spins_ = nullptr;
   std::vector<Slot> slots_;
   std::vector<bool> is_phi_;
@@ -533,6 +438,7 @@ absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& original,
   Facts facts;
   facts.divergent.assign(kernel.blocks.size(), false);
   facts.varying.assign(kernel.registers.size(), false);
+  if (kernel.has_block_barrier) facts.turns = Turns::kBarriers;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     if (attempt == kMaxAttempts - 2) {
       facts.divergent.assign(kernel.blocks.size(), true);
@@ -541,9 +447,9 @@ absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& original,
     LinearEmitter emitter(kernel, flow, ssa, waiting_loops, options, module, &facts);
     const absl::StatusOr<LinearEmitter::Outcome> outcome = emitter.Run(name);
     if (outcome.ok() && *outcome == LinearEmitter::Outcome::kDone) {
-      return facts.waits ? LinearKernel::kWarp : LinearKernel::kBlocks;
+      return facts.turns == Turns::kFibers ? LinearKernel::kWarp : LinearKernel::kBlocks;
     }
-    if (llvm::Function* function = module->getFunction(name)) function->eraseFromParent();
+    LinearEmitter::Erase(name, module);
     if (!outcome.ok()) return outcome.status();
     if (*outcome == LinearEmitter::Outcome::kUnfit) return LinearKernel::kUnfit;
   }

@@ -8,10 +8,12 @@ namespace fargpu::softgpu {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr uint64_t kParamBlockBytes = 32768;  // PTX allows 32764
-inline constexpr int kAbiVersion = 3;
+inline constexpr int kAbiVersion = 4;
+// Of the memory in which a warp that waits keeps its values.
+inline constexpr int kFrameAlignment = 256;
 
-// One warp about to run, or running. Code of kernels whose warps never wait for each other
-// (CompiledKernel::independent) runs all warps of `block_count` blocks from `block_index` on, in
+// One warp about to run, or running. Code that needs no other fiber (CompiledKernel::independent)
+// runs all warps of `block_count` blocks from `block_index` on, in
 // the order of their index, and keeps `block_index` and `warp_index` up to date for messages.
 struct WarpContext {
   uint64_t params = 0;        // address of the parameter block
@@ -62,6 +64,7 @@ enum RuntimeFunction : int {
   kRuntimeBarrierLanes,
   kRuntimeClusterWait,  // (ctx): for what kRuntimeBarrierArrive counted at kClusterBarrier
   kRuntimeOperation,    // (ctx, u32 Operation, u64 code, u32 mask, void* slots, u32 line)
+  kRuntimeFrame,        // void* (ctx, u32 warp, u64 bytes): memory for a warp that waits
   kRuntimeFunctionCount,
 };
 
