@@ -219,6 +219,7 @@ TEST_F(CodeCacheTest, AFolderThatCannotBeMadeCostsNothing) {
 }
 
 TEST_F(CodeCacheTest, TheEnvironmentSaysWhere) {
+  unsetenv("FARGPU_CACHE_BYTES");
   setenv("FARGPU_CACHE_DIR", "/somewhere", 1);
   EXPECT_EQ(CodeCache::FromEnvironment().folder(), "/somewhere/softgpu");
   unsetenv("FARGPU_CACHE_DIR");

@@ -211,9 +211,8 @@ absl::Status InstructionEmitter::EmitIsSpace(const Instruction& i) {
   };
   llvm::Value* shared = inside(ContextField(i64, offsetof(WarpContext, shared_base), "shared"),
                                ContextField(i64, offsetof(WarpContext, shared_bytes), "bytes"));
-  llvm::Value* local =
-      inside(ContextField(i64, offsetof(WarpContext, local_base), "local"),
-             builder_.getInt64(kernel_.local_bytes * static_cast<uint64_t>(kWarpSize)));
+  llvm::Value* local = inside(
+      LocalBase(), builder_.getInt64(kernel_.local_bytes * static_cast<uint64_t>(kWarpSize)));
   llvm::Value* param = inside(ContextField(i64, offsetof(WarpContext, params), "params"),
                               builder_.getInt64(kParamBlockBytes));
   llvm::Value* result;
