@@ -438,7 +438,7 @@ absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& original,
   Facts facts;
   facts.divergent.assign(kernel.blocks.size(), false);
   facts.varying.assign(kernel.registers.size(), false);
-  if (kernel.has_block_barrier) facts.turns = Turns::kBarriers;
+  if (kernel.has_block_barrier) facts.turns = Turns::kRounds;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     if (attempt == kMaxAttempts - 2) {
       facts.divergent.assign(kernel.blocks.size(), true);

@@ -47,7 +47,7 @@ void WarpLoops::BeginWarps(Turns turns, const std::string& name) {
       StoreInContext(warp_index_, offsetof(WarpContext, warp_index));
       return;
     }
-    case Turns::kBarriers: {
+    case Turns::kRounds: {
       auto* type = llvm::FunctionType::get(builder_.getPtrTy(),
                                            {builder_.getPtrTy(), i32, i32, i32, i32, i32}, false);
       auto* warp =
@@ -258,8 +258,8 @@ void WarpLoops::BlockBarrier(llvm::Value* id, llvm::Value* threads) {
     return;
   }
   barrier_ = number;
-  needed_ = std::max(needed_, Turns::kBarriers);
-  if (turns_ != Turns::kBarriers) return;  // this attempt is void
+  needed_ = std::max(needed_, Turns::kRounds);
+  if (turns_ != Turns::kRounds) return;  // this attempt is void
   llvm::Value* state =
       builder_.CreateIntrinsic(llvm::Intrinsic::coro_suspend, {},
                                {llvm::ConstantTokenNone::get(context_), builder_.getFalse()});

@@ -13,7 +13,7 @@ enum class Turns {
   // Warps wait at barriers of the whole block only. The warp's code is a coroutine (LLVM's) that
   // suspends there, and the function resumes the warps of a block in rounds: when all have come to
   // the barrier, the next round begins.
-  kBarriers,
+  kRounds,
   // Anything else. The function runs one warp, on a fiber of its own that the executor switches.
   kFibers,
 };
