@@ -20,6 +20,8 @@ enum class HandleKind : uint32_t {
   kModule,
   kLibrary,
   kFunction,  // CUfunction and CUkernel alike
+  kArray,
+  kMipmappedArray,
 };
 
 // What stands behind a handle that the program has. The address of the slot is the handle.
@@ -29,7 +31,7 @@ struct alignas(64) HandleSlot {
   int32_t priority = 0;         // streams
   uint64_t id = 0;              // on the wire
   CUcontext context = nullptr;  // the current context at creation
-  void* object = nullptr;       // contexts, modules, libraries, functions
+  void* object = nullptr;       // contexts, modules, libraries, functions, arrays
 };
 static_assert(sizeof(HandleSlot) == 64);
 

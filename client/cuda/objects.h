@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cuda.h>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,6 +87,64 @@ struct Library {
   FunctionSet functions;
   Mutex mutex;
   CUmodule module ABSL_GUARDED_BY(mutex) = nullptr;  // cuLibraryGetModule's, once asked for
+};
+
+// A CUDA array, or a level of a mipmapped one.
+struct Array {
+  wire::ArrayId id;
+  CUarray handle = nullptr;
+  CUcontext context = nullptr;  // where it was made, and with which it ends
+  CUDA_ARRAY3D_DESCRIPTOR descriptor = {};
+  size_t element_bytes = 0;
+  bool of_mipmap = false;  // goes with its mipmapped array
+
+  size_t row_bytes() const { return descriptor.Width * element_bytes; }
+  size_t rows() const { return std::max<size_t>(descriptor.Height, 1); }
+  size_t slices() const { return std::max<size_t>(descriptor.Depth, 1); }
+};
+
+struct MipmappedArray {
+  wire::MipmappedArrayId id;
+  CUmipmappedArray handle = nullptr;
+  CUcontext context = nullptr;
+  CUDA_ARRAY3D_DESCRIPTOR descriptor = {};
+  std::vector<Array*> levels;
+};
+
+// A texture or surface object, which the card numbers itself because kernels use the number.
+struct TextureObject {
+  CUcontext context = nullptr;
+  CUDA_RESOURCE_DESC resource = {};
+  CUDA_TEXTURE_DESC texture = {};
+  bool has_view = false;
+  CUDA_RESOURCE_VIEW_DESC view = {};
+};
+
+// Texture and surface objects by their numbers. Any thread.
+class TextureTable {
+ public:
+  void Insert(uint64_t object, TextureObject texture) {
+    MutexLock lock(&mutex_);
+    objects_[object] = texture;
+  }
+  std::optional<TextureObject> Find(uint64_t object) const {
+    MutexLock lock(&mutex_);
+    const auto found = objects_.find(object);
+    if (found == objects_.end()) return std::nullopt;
+    return found->second;
+  }
+  bool Remove(uint64_t object) {
+    MutexLock lock(&mutex_);
+    return objects_.erase(object) != 0;
+  }
+  void RemoveContext(CUcontext context) {
+    MutexLock lock(&mutex_);
+    absl::erase_if(objects_, [&](const auto& entry) { return entry.second.context == context; });
+  }
+
+ private:
+  mutable Mutex mutex_;
+  absl::flat_hash_map<uint64_t, TextureObject> objects_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fargpu::client

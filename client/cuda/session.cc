@@ -354,16 +354,85 @@ void Session::Delete(Library* library) {
   libraries_.erase(library);
 }
 
+absl::StatusOr<Array*> Session::FindArray(CUarray array) const {
+  HandleSlot* slot = arena_->Find(array, HandleKind::kArray);
+  if (slot == nullptr) return BadHandle("array", array);
+  return static_cast<Array*>(slot->object);
+}
+
+absl::StatusOr<MipmappedArray*> Session::FindMipmappedArray(CUmipmappedArray array) const {
+  HandleSlot* slot = arena_->Find(array, HandleKind::kMipmappedArray);
+  if (slot == nullptr) return BadHandle("mipmapped array", array);
+  return static_cast<MipmappedArray*>(slot->object);
+}
+
+absl::StatusOr<Array*> Session::NewArray(wire::ArrayId id) {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  auto array = std::make_unique<Array>();
+  array->id = id;
+  array->handle = AsHandle<CUarray>(slot);
+  array->context = CurrentThread().current();
+  Array* made = array.get();
+  {
+    MutexLock lock(&owned_mutex_);
+    arrays_[made] = std::move(array);
+  }
+  Publish(slot, HandleKind::kArray, id.value, made);
+  return made;
+}
+
+absl::StatusOr<MipmappedArray*> Session::NewMipmappedArray() {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  auto array = std::make_unique<MipmappedArray>();
+  array->id.value = NewId();
+  array->handle = AsHandle<CUmipmappedArray>(slot);
+  array->context = CurrentThread().current();
+  MipmappedArray* made = array.get();
+  {
+    MutexLock lock(&owned_mutex_);
+    mipmapped_arrays_[made] = std::move(array);
+  }
+  Publish(slot, HandleKind::kMipmappedArray, made->id.value, made);
+  return made;
+}
+
+void Session::Delete(Array* array) {
+  if (HandleSlot* slot = arena_->Find(array->handle, HandleKind::kArray)) arena_->Free(slot);
+  MutexLock lock(&owned_mutex_);
+  arrays_.erase(array);
+}
+
+void Session::Delete(MipmappedArray* array) {
+  for (Array* level : array->levels) Delete(level);
+  if (HandleSlot* slot = arena_->Find(array->handle, HandleKind::kMipmappedArray)) {
+    arena_->Free(slot);
+  }
+  MutexLock lock(&owned_mutex_);
+  mipmapped_arrays_.erase(array);
+}
+
 void Session::DropObjectsOf(const Context& context) {
   device_memory_.RemoveContext(context.handle);
-  std::vector<Module*> dropped;
+  textures_.RemoveContext(context.handle);
+  surfaces_.RemoveContext(context.handle);
+  std::vector<Module*> modules;
+  std::vector<Array*> arrays;
+  std::vector<MipmappedArray*> mipmapped_arrays;
   {
     MutexLock lock(&owned_mutex_);
     for (const auto& [key, module] : modules_) {
-      if (module->context == context.handle) dropped.push_back(module.get());
+      if (module->context == context.handle) modules.push_back(module.get());
+    }
+    for (const auto& [key, array] : arrays_) {
+      if (array->context == context.handle && !array->of_mipmap) arrays.push_back(array.get());
+    }
+    for (const auto& [key, array] : mipmapped_arrays_) {
+      if (array->context == context.handle) mipmapped_arrays.push_back(array.get());
     }
   }
-  for (Module* module : dropped) Delete(module);
+  for (Module* module : modules) Delete(module);
+  for (Array* array : arrays) Delete(array);
+  for (MipmappedArray* array : mipmapped_arrays) Delete(array);
 }
 
 absl::StatusOr<Function*> Session::AddFunction(FunctionSet* set, const wire::FunctionInfo& info,

@@ -153,7 +153,17 @@ class Session {
   absl::StatusOr<Library*> NewLibrary();
   void Delete(Module* module);
   void Delete(Library* library);
-  // What ends with a context: its modules, and what is known of its memory.
+  // Arrays. The session owns them; Delete() ends their handles, of a mipmapped array the levels'
+  // too. CUDA_ERROR_INVALID_HANDLE.
+  absl::StatusOr<Array*> FindArray(CUarray array) const;
+  absl::StatusOr<MipmappedArray*> FindMipmappedArray(CUmipmappedArray array) const;
+  absl::StatusOr<Array*> NewArray(wire::ArrayId id);
+  absl::StatusOr<MipmappedArray*> NewMipmappedArray();
+  void Delete(Array* array);
+  void Delete(MipmappedArray* array);
+  TextureTable& textures() { return textures_; }
+  TextureTable& surfaces() { return surfaces_; }
+  // What ends with a context: its modules and arrays, and what is known of its memory.
   void DropObjectsOf(const Context& context);
   // Adds what a worker told of a function. CUDA_ERROR_OUT_OF_MEMORY when handles have run out.
   absl::StatusOr<Function*> AddFunction(FunctionSet* set, const wire::FunctionInfo& info,
@@ -163,6 +173,9 @@ class Session {
   absl::Status EnsureLoaded(FunctionSet* set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(set->mutex);
 
   uint64_t NewId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
+  wire::ArrayId NewArrayIds(unsigned count) {
+    return {next_id_.fetch_add(count, std::memory_order_relaxed)};
+  }
   wire::FunctionId NewFunctionIds() {
     return {next_id_.fetch_add(kFunctionsOfALoad, std::memory_order_relaxed)};
   }
@@ -215,6 +228,11 @@ class Session {
       ABSL_GUARDED_BY(owned_mutex_);
   absl::flat_hash_map<const Library*, std::unique_ptr<Library>> libraries_
       ABSL_GUARDED_BY(owned_mutex_);
+  absl::flat_hash_map<const Array*, std::unique_ptr<Array>> arrays_ ABSL_GUARDED_BY(owned_mutex_);
+  absl::flat_hash_map<const MipmappedArray*, std::unique_ptr<MipmappedArray>> mipmapped_arrays_
+      ABSL_GUARDED_BY(owned_mutex_);
+  TextureTable textures_;
+  TextureTable surfaces_;
   // Contexts are few and stay: a thread may look at one while another destroys it. Taken before the
   // locks of calls_.
   Mutex context_mutex_;

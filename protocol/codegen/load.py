@@ -12,7 +12,7 @@ ENTRY_KEYS = {"symbol", "proto", "public", "status", "mode", "op", "args", "requ
               "client", "server", "blocking", "call_bulk", "reply_bulk", "wants_reply", "needs_context",
               "doc", "why"}
 MESSAGE_KEYS = {"message", "op", "mode", "request", "reply", "server", "call_bulk", "reply_bulk",
-                "doc"}
+                "blocking", "needs_context", "doc"}
 PUBLIC_KEYS = {"name", "since", "twin", "twin_since"}
 ARG_KEYS = {"dir", "create", "destroy"}
 
@@ -36,9 +36,13 @@ FIELDS = {
     "context": "ContextId", "module": "ModuleId", "library": "LibraryId", "function": "FunctionId",
     "stream": "StreamId", "event": "EventId", "mem_allocation": "MemAllocationId",
     "mem_pool": "MemPoolId", "image": "ImageId", "FunctionInfo": "FunctionInfo",
+    "array": "ArrayId", "mipmapped_array": "MipmappedArrayId", "BoxPlace": "BoxPlace",
+    "BoxShape": "BoxShape", "TextureResource": "TextureResource",
     # Plain structs of cuda.h travel as they are: both ends are x86-64 and use one cuda.h.
     "CUmemAllocationProp": "CUmemAllocationProp", "CUmemAccessDesc": "CUmemAccessDesc",
     "CUmemLocation": "CUmemLocation", "CUlaunchAttribute": "CUlaunchAttribute",
+    "CUDA_ARRAY3D_DESCRIPTOR": "CUDA_ARRAY3D_DESCRIPTOR", "CUDA_TEXTURE_DESC": "CUDA_TEXTURE_DESC",
+    "CUDA_RESOURCE_VIEW_DESC": "CUDA_RESOURCE_VIEW_DESC",
 }
 
 
@@ -224,11 +228,11 @@ def _load_message(entry, group):
     where = entry["message"]
     _check_keys(entry, MESSAGE_KEYS, where)
     call = Call(name=entry["message"], group=group, mode=entry["mode"], op=entry["op"],
-                client="custom", server="custom", needs_context=False, doc=entry.get("doc", ""))
+                client="custom", server="custom", doc=entry.get("doc", ""))
     call.request = _fields(entry.get("request", {}), where)
     call.reply = _fields(entry.get("reply", {}), where)
-    call.call_bulk = bool(entry.get("call_bulk", False))
-    call.reply_bulk = bool(entry.get("reply_bulk", False))
+    for key in ("call_bulk", "reply_bulk", "blocking", "needs_context"):
+        setattr(call, key, bool(entry.get(key, False)))
     return call
 
 

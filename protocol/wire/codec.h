@@ -39,6 +39,8 @@ using EventId = HandleId<struct EventTag>;
 using MemAllocationId = HandleId<struct MemAllocationTag>;  // CUmemGenericAllocationHandle
 using MemPoolId = HandleId<struct MemPoolTag>;
 using ImageId = HandleId<struct ImageTag>;
+using ArrayId = HandleId<struct ArrayTag>;
+using MipmappedArrayId = HandleId<struct MipmappedArrayTag>;
 
 // Variable-length fields say how long they may be; the decoder refuses more before it allocates.
 inline constexpr size_t kMaxStringBytes = 4096;

@@ -14,10 +14,23 @@ absl::Status AsyncCopies::ToDevice(wire::ContextId context, CUdeviceptr destinat
   MakeRoom(bytes.size());
   RETURN_IF_CUDA_ERROR(
       driver_->cuMemcpyHtoDAsync_v2(destination, bytes.data(), bytes.size(), stream));
+  return AddToDevice(context, bytes.size(), stream, std::move(frame));
+}
+
+absl::Status AsyncCopies::BoxToDevice(wire::ContextId context, const CUDA_MEMCPY3D& box,
+                                      uint64_t bytes, CUstream stream,
+                                      std::shared_ptr<const transport::IncomingFrame> frame) {
+  MakeRoom(bytes);
+  RETURN_IF_CUDA_ERROR(driver_->cuMemcpy3DAsync_v2(&box, stream));
+  return AddToDevice(context, bytes, stream, std::move(frame));
+}
+
+absl::Status AsyncCopies::AddToDevice(wire::ContextId context, uint64_t bytes, CUstream stream,
+                                      std::shared_ptr<const transport::IncomingFrame> frame) {
   return Add({.context = context,
               .stream = stream,
               .event = nullptr,
-              .bytes = bytes.size(),
+              .bytes = bytes,
               .frame = std::move(frame),
               .delivers = false,
               .delivery = {}});

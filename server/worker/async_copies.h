@@ -41,6 +41,9 @@ class AsyncCopies {
   absl::Status ToDevice(wire::ContextId context, CUdeviceptr destination,
                         absl::Span<const char> bytes, CUstream stream,
                         std::shared_ptr<const transport::IncomingFrame> frame);
+  // The same for a box whose source is `bytes`.
+  absl::Status BoxToDevice(wire::ContextId context, const CUDA_MEMCPY3D& box, uint64_t bytes,
+                           CUstream stream, std::shared_ptr<const transport::IncomingFrame> frame);
   absl::Status FromDevice(wire::ContextId context, CUdeviceptr source, uint64_t bytes,
                           CUstream stream, uint64_t token, uint64_t offset);
 
@@ -68,6 +71,8 @@ class AsyncCopies {
     Delivery delivery;
   };
 
+  absl::Status AddToDevice(wire::ContextId context, uint64_t bytes, CUstream stream,
+                           std::shared_ptr<const transport::IncomingFrame> frame);
   absl::Status Add(Copy copy);
   void MakeRoom(uint64_t bytes);
   absl::StatusOr<CUevent> TakeEvent(wire::ContextId context);

@@ -125,6 +125,21 @@ struct PhysicalMemory {
   std::shared_ptr<memory::Reservation> charge;  // shared by handle and mappings
 };
 
+// A CUDA array, or a level of a mipmapped one. The charge ends with the array.
+struct Array {
+  CUarray handle = nullptr;
+  uint64_t mipmapped_array = 0;                 // not 0: a level of that one
+  std::shared_ptr<memory::Reservation> charge;  // shared with calls under way
+};
+struct MipmappedArray {
+  CUmipmappedArray handle = nullptr;
+  std::shared_ptr<memory::Reservation> charge;  // likewise
+};
+
+// Texture and surface objects, under the driver's own numbers, which kernels use.
+using TextureNumber = wire::HandleId<struct TextureNumberTag>;
+using SurfaceNumber = wire::HandleId<struct SurfaceNumberTag>;
+
 // All that a session's client has named.
 struct Objects {
   ObjectTable<wire::ContextId, Context> contexts{"context", CUDA_ERROR_INVALID_CONTEXT};
@@ -134,12 +149,20 @@ struct Objects {
   ObjectTable<wire::LibraryId, Library> libraries{"library"};
   ObjectTable<wire::FunctionId, Function> functions{"function"};
   ObjectTable<wire::MemAllocationId, PhysicalMemory> physical_memory{"memory allocation"};
+  ObjectTable<wire::ArrayId, Array> arrays{"array"};
+  ObjectTable<wire::MipmappedArrayId, MipmappedArray> mipmapped_arrays{"mipmapped array"};
+  ObjectTable<TextureNumber, CUtexObject> textures{"texture", CUDA_ERROR_INVALID_VALUE};
+  ObjectTable<SurfaceNumber, CUsurfObject> surfaces{"surface", CUDA_ERROR_INVALID_VALUE};
 
   void EraseContext(wire::ContextId context) {
     streams.EraseContext(context);
     events.EraseContext(context);
     modules.EraseContext(context);
     functions.EraseContext(context);
+    arrays.EraseContext(context);
+    mipmapped_arrays.EraseContext(context);
+    textures.EraseContext(context);
+    surfaces.EraseContext(context);
     contexts.Erase(context);
   }
 };
