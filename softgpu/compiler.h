@@ -30,7 +30,7 @@ struct KernelInfo {
   uint32_t const_bytes = 0;
   uint32_t max_threads_per_block = 1024;  // smaller with .maxntid
   uint32_t registers = 0;                 // estimate, at most 255; cuFuncGetAttribute reports it
-  int ptx_version = 0;                    // 90 for ISA 9.0
+  int ptx_version = 0;                    // the virtual architecture: 75 for compute_75
   int binary_version = 0;                 // 75 for .target sm_75
 };
 

@@ -47,7 +47,7 @@ KernelInfo MakeKernelInfo(const Module& module, const Function& function) {
   uint32_t words = 0;
   for (const ptx::Register& r : function.registers) words += r.type.bits > 32 ? 2 : 1;
   info.registers = std::min<uint32_t>(255, 10 + words / 6);
-  info.ptx_version = module.version;
+  info.ptx_version = module.target;
   info.binary_version = module.target;
   return info;
 }

@@ -26,13 +26,14 @@ constexpr seconds kRecheck{1};
 // How long a wait goes on after StopWorkers() without any progress.
 constexpr milliseconds kLastWait{100};
 
-// Handlers of the application belong on its own threads. Faults stay deliverable: the execution
-// engine turns those of kernels into CUDA errors.
-void BlockSignals() {
+// Handlers of the application belong on its own threads. Faults are deliverable, although the
+// thread was created with all signals blocked: the execution engine turns those of kernels into
+// CUDA errors.
+void BlockAllButFaults() {
   sigset_t set;
   sigfillset(&set);
   for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&set, fault);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  pthread_sigmask(SIG_SETMASK, &set, nullptr);
 }
 
 }  // namespace
@@ -84,7 +85,7 @@ class WorkerPool {
 
  private:
   void Loop() {
-    BlockSignals();
+    BlockAllButFaults();
     MutexLock lock(&mutex_);
     while (true) {
       const auto deadline = steady_clock::now() + kWorkerIdleTime;
