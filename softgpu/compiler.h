@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -55,7 +56,17 @@ struct LaunchConfig {
   bool cooperative = false;       // all blocks are alive at once
   absl::Span<const char> params;  // KernelInfo::param_bytes, laid out as KernelInfo::params says
   std::function<void(absl::string_view)> printf_sink;  // formatted text of device printf
+  std::function<void(absl::string_view)> error_sink;   // failed assertions; null: standard error
+  uint64_t heap_bytes = uint64_t{8}
+                        << 20;  // malloc of kernels fails beyond (CU_LIMIT_MALLOC_HEAP_SIZE)
+  // What InterruptLaunches ends the launch by; outlives it. Null: it runs until it ends by itself.
+  std::atomic<bool>* interrupted = nullptr;
 };
+
+// Sets `flag` and ends all launches that have it, with CUDA_ERROR_LAUNCH_FAILED, whatever their
+// code does; later ones fail at once. Returns when no thread runs any of them. Not from a kernel's
+// printf_sink or error_sink.
+void InterruptLaunches(std::atomic<bool>* flag);
 
 // One loaded program: one or more PTX modules linked together (several for -rdc=true). Immutable
 // after BindVariables; all methods may be called from any thread.

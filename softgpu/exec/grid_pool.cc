@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <cuda.h>
 #include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
+#include "common/cuda_error.h"
 #include "softgpu/exec/launch.h"
 #include "softgpu/exec/worker.h"
 
@@ -21,6 +26,15 @@ void Launch::Fail(absl::Status new_status) {
 void Launch::Print(absl::string_view text) {
   MutexLock lock(&print_mutex);
   if (config->printf_sink) config->printf_sink(text);
+}
+
+void Launch::PrintError(absl::string_view text) {
+  MutexLock lock(&print_mutex);
+  if (config->error_sink) {
+    config->error_sink(text);
+  } else {
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  }
 }
 
 namespace {
@@ -135,6 +149,10 @@ uint32_t WorkerCount() {
 }
 
 absl::Status RunGrid(Launch* launch) {
+  if (launch->config->interrupted != nullptr && launch->config->interrupted->load()) {
+    launch->Fail(CudaError(CUDA_ERROR_LAUNCH_FAILED,
+                           absl::StrCat("kernel ", launch->kernel_name, " was interrupted")));
+  }
   if (launch->config->cooperative) {
     RunCooperative(launch);
   } else {

@@ -36,6 +36,7 @@ struct Launch {
   // Keeps the first error and makes the other blocks stop.
   void Fail(absl::Status status);
   void Print(absl::string_view text);
+  void PrintError(absl::string_view text);
 
   Mutex mutex;
   absl::Status status ABSL_GUARDED_BY(mutex);

@@ -14,6 +14,7 @@
 
 #include "common/cuda_error.h"
 #include "softgpu/exec/atomics.h"
+#include "softgpu/exec/device_heap.h"
 #include "softgpu/exec/device_printf.h"
 #include "softgpu/exec/launch_failure.h"
 #include "softgpu/exec/operations.h"
@@ -275,9 +276,24 @@ void Assert(WarpContext* c, const uint64_t* message, const uint64_t* file, const
                         c->block_index[1], c->block_index[2], linear % c->block_size[0],
                         linear / c->block_size[0] % c->block_size[1],
                         linear / c->block_size[0] / c->block_size[1], TextAt(message[lane]));
-    WarpOf(c)->block->launch->Print(last);
+    WarpOf(c)->block->launch->PrintError(last);
   }
   EndLaunch(c, CUDA_ERROR_ASSERT, absl::StrCat(Where(c), ": ", last));
+}
+
+void Heap(WarpContext* c, uint32_t is_free, const uint64_t* values, uint32_t mask,
+          uint64_t* addresses) {
+  const uint64_t limit = WarpOf(c)->block->launch->config->heap_bytes;
+  for (; mask != 0; mask &= mask - 1) {
+    const int lane = std::countr_zero(mask);
+    if (is_free == 0) {
+      addresses[lane] = DeviceHeap::Get().Allocate(values[lane], limit);
+    } else if (!DeviceHeap::Get().Free(values[lane])) {
+      EndLaunch(c, CUDA_ERROR_LAUNCH_FAILED,
+                absl::StrFormat("%s, %s: free of 0x%x, which malloc did not return", Where(c),
+                                ThreadOf(c, lane), values[lane]));
+    }
+  }
 }
 
 void Round(WarpContext* c, uint32_t code, const void* a, const void* b, const void* d, void* out) {
@@ -316,8 +332,9 @@ void* const* RuntimeTable() {
       reinterpret_cast<void*>(&Assert),       reinterpret_cast<void*>(&Round),
       reinterpret_cast<void*>(&Clock),        reinterpret_cast<void*>(&Timer),
       reinterpret_cast<void*>(&Fence),        reinterpret_cast<void*>(&BarrierArrive),
-      reinterpret_cast<void*>(&BarrierLanes), reinterpret_cast<void*>(&ClusterWait),
-      reinterpret_cast<void*>(&RunOperation), reinterpret_cast<void*>(&Frame),
+      reinterpret_cast<void*>(&BarrierLanes), reinterpret_cast<void*>(&Heap),
+      reinterpret_cast<void*>(&ClusterWait),  reinterpret_cast<void*>(&RunOperation),
+      reinterpret_cast<void*>(&Frame),
   };
   return table;
 }

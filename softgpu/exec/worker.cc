@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 
 #include "common/cuda_error.h"
+#include "softgpu/exec/interrupt.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -20,6 +21,10 @@ namespace {
 constexpr size_t kSignalStackBytes = size_t{64} << 10;
 // Stacks kept for later; a block has at most 32 warps.
 constexpr size_t kMaxFreeStacks = 64;
+// A worker whose warps have all waited this many times, with a sched_yield between, starts another
+// block, up to some number. Waiting for a block that runs on another thread is mostly shorter.
+constexpr int kIdleTimes = 200;
+constexpr size_t kMaxResidentBlocks = 512;
 
 // Initial-exec, so that the signal handler never allocates it.
 __attribute__((tls_model("initial-exec"))) thread_local Worker* t_worker = nullptr;
@@ -124,6 +129,7 @@ RunningWarp* Worker::Resume(RunningWarp* first) {
   t_worker = nullptr;
   RunningWarp* warp = std::exchange(running_, nullptr);
   if (!fault.happened) return warp;
+  if (fault.interrupted) return warp;  // the launch knows
   const WarpContext& c = warp->context;
   const std::string where =
       absl::StrFormat("kernel %s, block (%u, %u, %u), warp %u", warp->block->launch->kernel_name,
@@ -234,6 +240,7 @@ void Worker::EndWarp(RunningWarp* warp) {
 
 void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks) {
   uint64_t idle_rounds = 0;
+  int idle_times = 0;  // since a warp last did anything but wait
   size_t round = ready_.size();
   while (!ready_.empty() && !launch->failed.load(std::memory_order_relaxed)) {
     RunningWarp* warp = ready_.front();
@@ -253,6 +260,7 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
     if (warp->state == RunningWarp::State::kDone) {
       EndWarp(warp);
       idle_rounds = 0;
+      idle_times = 0;
     } else if (warp->yielded) {
       warp->yielded = false;
       // It spins. When all do, they wait for another thread: let that run.
@@ -260,6 +268,7 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
       if (++idle_rounds >= std::max<size_t>(round, 1)) {
         idle_rounds = 0;
         sched_yield();
+        if (++idle_times >= kIdleTimes && StartAnother(launch, blocks)) idle_times = 0;
       }
     } else {
       idle_rounds = 0;
@@ -288,7 +297,27 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
   }
 }
 
+// All warps wait. Perhaps for a block that has not started: a card runs many at the same time.
+bool Worker::StartAnother(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks) {
+  if (launch->config->cooperative || launch->independent) return false;
+  const auto ended = std::find_if(blocks->begin(), blocks->end(),
+                                  [](const auto& block) { return block->live_warps == 0; });
+  if (ended == blocks->end() && blocks->size() >= kMaxResidentBlocks) return false;
+  if (launch->next_block.load(std::memory_order_relaxed) >= launch->blocks) return false;
+  const uint64_t index = launch->next_block.fetch_add(1, std::memory_order_relaxed);
+  if (index >= launch->blocks) return false;
+  RunningBlock* block = nullptr;
+  if (ended != blocks->end()) {
+    block = ended->get();
+  } else {
+    blocks->push_back(std::make_unique<RunningBlock>());
+    block = blocks->back().get();
+  }
+  return StartBlock(launch, index, block);
+}
+
 void Worker::RunBlocks(Launch* launch) {
+  const InterruptibleScope interruptible(launch);
   std::vector<std::unique_ptr<RunningBlock>> one;
   if (spare_blocks_.empty()) spare_blocks_.push_back(std::make_unique<RunningBlock>());
   one.push_back(std::move(spare_blocks_.back()));
@@ -299,6 +328,7 @@ void Worker::RunBlocks(Launch* launch) {
     if (index >= launch->blocks) break;
     if (!StartBlock(launch, index, one[0].get())) break;
     Schedule(launch, &one);
+    one.resize(1);
   }
   ready_.clear();
   spare_blocks_.push_back(std::move(one[0]));
@@ -306,6 +336,7 @@ void Worker::RunBlocks(Launch* launch) {
 
 void Worker::RunTogether(Launch* launch, uint64_t first, uint64_t step) {
   if (launch->independent) return RunBlocks(launch);
+  const InterruptibleScope interruptible(launch);
   std::vector<std::unique_ptr<RunningBlock>> blocks;
   for (uint64_t index = first; index < launch->blocks; index += step) {
     blocks.push_back(std::make_unique<RunningBlock>());

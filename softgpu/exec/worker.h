@@ -110,6 +110,10 @@ class Worker {
   void Suspend();               // back to the scheduler, to be resumed later
   [[noreturn]] void Abandon();  // ... for good
 
+  // The launch of the running fiber is to end. Async-signal-safe.
+  bool MustStop() const {
+    return running_ != nullptr && running_->block->launch->failed.load(std::memory_order_relaxed);
+  }
   // Called by the signal handler: where the scheduler's context was saved.
   void* scheduler_context() const { return scheduler_; }
   bool InStackGuard(const void* address) const {
@@ -120,6 +124,7 @@ class Worker {
     int signal = 0;
     const void* address = nullptr;
     bool in_guard = false;
+    bool interrupted = false;  // by InterruptLaunches, not by an address
   };
   Fault fault;
 
@@ -132,6 +137,7 @@ class Worker {
   void ReleaseBarrier(RunningBlock* block, uint32_t id);
 
  private:
+  bool StartAnother(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks);
   bool StartBlock(Launch* launch, uint64_t index, RunningBlock* block);
   void PrepareWarp(RunningBlock* block, uint64_t warp);
   static void SetBlockIndex(const LaunchConfig& config, uint64_t index, WarpContext* context);

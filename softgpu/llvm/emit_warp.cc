@@ -362,6 +362,15 @@ absl::Status InstructionEmitter::EmitCall(const Instruction& i) {
                LaneValue::Varying(builder_.CreateLoad(VectorOf(builder_.getInt32Ty()), results)),
                u32);
   }
+  if ((name == "malloc" || name == "free") && i.operands.size() == 3) {
+    ASSIGN_OR_RETURN(llvm::Value * values, lanes(2, u64));
+    llvm::Type* wide = VectorOf(builder_.getInt64Ty());
+    llvm::Value* results = EntryAlloca(wide, "allocated");
+    CallRuntime(kRuntimeHeap, builder_.getVoidTy(),
+                {Int32(name == "free" ? 1 : 0), values, MaskBits(ExecMask()), results});
+    if (name == "free") return absl::OkStatus();
+    return Set(i, 1, LaneValue::Varying(builder_.CreateLoad(wide, results)), u64);
+  }
   if (name == "__assertfail" && i.operands.size() == 7) {
     ASSIGN_OR_RETURN(llvm::Value * message, lanes(2, u64));
     ASSIGN_OR_RETURN(llvm::Value * file, lanes(3, u64));

@@ -37,6 +37,7 @@ bool NeverWaits(RuntimeFunction function) {
     case kRuntimeFence:
     case kRuntimeOperation:
     case kRuntimeFrame:
+    case kRuntimeHeap:
       return true;
     default:
       return false;

@@ -62,6 +62,7 @@ enum RuntimeFunction : int {
   // their own until some are through, and returns those. u32 (ctx, u32 waiting, u32* ids,
   // u32* threads, u32* BarrierOps, u32 predicates, u32* results)
   kRuntimeBarrierLanes,
+  kRuntimeHeap,         // (ctx, u32 free, u64* sizes or addresses, u32 mask, u64* addresses)
   kRuntimeClusterWait,  // (ctx): for what kRuntimeBarrierArrive counted at kClusterBarrier
   kRuntimeOperation,    // (ctx, u32 Operation, u64 code, u32 mask, void* slots, u32 line)
   kRuntimeFrame,        // void* (ctx, u32 warp, u64 bytes): memory for a warp that waits

@@ -31,10 +31,10 @@ constexpr size_t kMaxDepth = 48;
 constexpr size_t kMaxInlinedNames = 1 << 21;
 constexpr size_t kNamesPerCall = 16;
 // Local memory per thread for the frames of functions that are called for real.
-constexpr uint64_t kCallStackBytes = 16384;
+constexpr uint64_t kCallStackBytes = 65536;
 
 bool IsRuntimeFunction(absl::string_view name) {
-  return name == "vprintf" || name == "__assertfail";
+  return name == "vprintf" || name == "__assertfail" || name == "malloc" || name == "free";
 }
 
 Instruction MakeJump(int label, ptx::Location location) {

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <pthread.h>
+
+#include "softgpu/exec/launch.h"
+
+namespace fargpu::softgpu {
+
+// The calling thread runs code of `launch`, as InterruptLaunches must know.
+class InterruptibleScope {
+ public:
+  explicit InterruptibleScope(Launch* launch);
+  ~InterruptibleScope();
+  InterruptibleScope(const InterruptibleScope&) = delete;
+  InterruptibleScope& operator=(const InterruptibleScope&) = delete;
+
+ private:
+  friend void InterruptLaunches(std::atomic<bool>* flag);
+
+  Launch* const launch_;
+  const pthread_t thread_;
+};
+
+}  // namespace fargpu::softgpu
