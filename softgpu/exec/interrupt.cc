@@ -100,6 +100,13 @@ void InstallHandler() {
 
 }  // namespace
 
+void UnblockInterrupts() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, kSignal);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
 InterruptibleScope::InterruptibleScope(Launch* launch) : launch_(launch), thread_(pthread_self()) {
   if (launch_->config->interrupted == nullptr) return;
   Registry& registry = TheRegistry();

@@ -6,6 +6,9 @@
 
 namespace fargpu::softgpu {
 
+// Lets InterruptLaunches reach the calling thread, whatever signals it was created with.
+void UnblockInterrupts();
+
 // The calling thread runs code of `launch`, as InterruptLaunches must know.
 class InterruptibleScope {
  public:

@@ -1,5 +1,7 @@
 // Kernels that do not end, or wait for what has not started; the heap and the assertions of
 // kernels.
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -62,7 +64,14 @@ class MisbehaviourTest : public ::testing::Test {
     started_ = false;
     interrupted_ = false;
     absl::Status status;
-    std::thread launcher([&] { status = Launch(code, blocks, threads); });
+    std::thread launcher([&] {
+      // As the threads of work queues do.
+      sigset_t all;
+      sigfillset(&all);
+      sigdelset(&all, SIGSEGV);
+      pthread_sigmask(SIG_SETMASK, &all, nullptr);
+      status = Launch(code, blocks, threads);
+    });
     while (!started_) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(150));
     InterruptLaunches(&interrupted_);

@@ -55,6 +55,7 @@ bool WindowArena::Ensure(uint64_t bytes) {
 
 Worker::Worker(uint32_t number) : number_(number) {
   InstallFaultHandler();
+  UnblockInterrupts();
   // Kernels overflow their own stack sometimes, so the handler needs another one.
   stack_t present = {};
   if (sigaltstack(nullptr, &present) == 0 && (present.ss_flags & SS_DISABLE) == 0) return;

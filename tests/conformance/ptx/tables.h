@@ -12,6 +12,9 @@ void AddHalfRows(Table* table);        // half_rows.cc
 void AddConversionRows(Table* table);  // conversion_rows.cc
 void AddComparisonRows(Table* table);  // comparison_rows.cc
 void AddControlRows(Table* table);     // control_rows.cc
+void AddMemoryRows(Table* table);      // memory_rows.cc
+void AddAtomicRows(Table* table);      // memory_rows.cc
+void AddWarpRows(Table* table);        // warp_rows.cc
 
 struct Family {
   const char* name;
@@ -21,7 +24,8 @@ inline constexpr Family kFamilies[] = {
     {"Integer", AddIntegerRows},       {"Bits", AddBitRows},
     {"Float", AddFloatRows},           {"Half", AddHalfRows},
     {"Conversion", AddConversionRows}, {"Comparison", AddComparisonRows},
-    {"Control", AddControlRows},
+    {"Control", AddControlRows},       {"Memory", AddMemoryRows},
+    {"Atomic", AddAtomicRows},         {"Warp", AddWarpRows},
 };
 
 }  // namespace fargpu::conformance
