@@ -134,6 +134,10 @@ class CliTest(unittest.TestCase):
         self.assertEqual(self.fargpu("run", "--", "true").returncode, 125)
         self.assertEqual(self.fargpu("run", "-m", "1GiB", "--wait", "nan", "--", "true").returncode,
                          125)
+        wrong = self.fargpu("bogus", "--broker", "127.0.0.1:1")
+        self.assertEqual((wrong.returncode, wrong.stderr),
+                         (2, "fargpu: there is no verb bogus; see `fargpu --help`\n"))
+        self.assertIn("fargpu ", self.fargpu("--version").stdout)
         with open("/dev/full", "w", encoding="ascii") as full:
             pool = subprocess.run([str(self.root / "bin" / "fargpu"), "pool"], env=self.env,
                                   stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -1,6 +1,7 @@
 // fargpu: the command.
 #include <iostream>
 
+#include "absl/strings/str_cat.h"
 #include "cli/verb.h"
 
 int main(int argc, char** argv) {
@@ -14,6 +15,7 @@ int main(int argc, char** argv) {
       "  fargpu down\n"
       "`fargpu VERB --help` tells more.");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "fargpu " FARGPU_VERSION);
   fargpu::cli::GlobalOptions globals;
   app.add_option("--broker", globals.broker,
                  "HOST:PORT or unix:/path of the broker (default: FARGPU_BROKER, else what `fargpu "
@@ -32,8 +34,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
     const bool run = app.got_subcommand("run");
-    std::cerr << "fargpu: " << error.what() << "; see `fargpu " << (run ? "run " : "")
-              << "--help`\n";
+    // Of a wrong verb CLI11 says only that a right one is missing.
+    const bool wrong_verb = app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-';
+    std::cerr << "fargpu: "
+              << (wrong_verb ? absl::StrCat("there is no verb ", argv[1]) : error.what())
+              << "; see `fargpu " << (run ? "run " : "") << "--help`\n";
     return run ? fargpu::cli::kExitRunFailed : fargpu::cli::kExitUsage;
   }
   const int status = action();

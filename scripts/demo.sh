@@ -2,6 +2,11 @@
 # Shows FarGPU at work on this machine alone: starts a pool with a software card, runs a CUDA program
 # on it as on a far card, shows the pool, and leaves nothing running. Needs no GPU.
 set -euo pipefail
+if (($#)); then
+  sed -n '2,/^set/s/^# //p' "${BASH_SOURCE[0]}"
+  [[ "$1" == -h || "$1" == --help ]] && exit 0
+  exit 2
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 "$FARGPU_ROOT/scripts/build.sh" dev >&2

@@ -61,7 +61,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-"$fargpu" version
+"$fargpu" --version
 if ! "$fargpu" up --driver "$driver"; then
   echo "gpu-check.sh: broker and daemon did not start on driver $driver" >&2
   exit 1

@@ -23,7 +23,8 @@ struct MemoryRange {
   bool ours = false;    // host memory: cuMemHostAlloc made it; else the program registered its own
   bool reserved =
       false;  // device memory: an address range of cuMemAddressReserve, not an allocation
-  bool variable = false;  // device memory: of a module, which the program cannot free
+  bool variable = false;        // device memory: of a module, which the program cannot free
+  CUmemoryPool pool = nullptr;  // device memory: that it counts for
   uintptr_t end() const { return begin + bytes; }
 };
 

@@ -77,6 +77,7 @@ Session::Session(SessionParts parts, std::unique_ptr<HandleArena> arena, Address
       arena_(std::move(arena)),
       window_(std::move(window)),
       control_(std::move(parts.control)),
+      pools_(devices_.count()),
       calls_(std::move(parts.connection), parts.link_options, &PrintToStdout) {
   calls_.CountRoundTrip();  // the handshake
 }

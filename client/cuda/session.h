@@ -17,6 +17,7 @@
 #include "client/cuda/default_stream.h"
 #include "client/cuda/device_table.h"
 #include "client/cuda/handle_arena.h"
+#include "client/cuda/mem_pools.h"
 #include "client/cuda/memory_tables.h"
 #include "client/cuda/objects.h"
 #include "client/cuda/thread_state.h"
@@ -161,6 +162,7 @@ class Session {
   absl::StatusOr<MipmappedArray*> NewMipmappedArray();
   void Delete(Array* array);
   void Delete(MipmappedArray* array);
+  MemPools& pools() { return pools_; }
   TextureTable& textures() { return textures_; }
   TextureTable& surfaces() { return surfaces_; }
   // What ends with a context: its modules and arrays, and what is known of its memory.
@@ -231,6 +233,7 @@ class Session {
   absl::flat_hash_map<const Array*, std::unique_ptr<Array>> arrays_ ABSL_GUARDED_BY(owned_mutex_);
   absl::flat_hash_map<const MipmappedArray*, std::unique_ptr<MipmappedArray>> mipmapped_arrays_
       ABSL_GUARDED_BY(owned_mutex_);
+  MemPools pools_;
   TextureTable textures_;
   TextureTable surfaces_;
   // Contexts are few and stay: a thread may look at one while another destroys it. Taken before the

@@ -10,6 +10,16 @@
 namespace fargpu::server::handlers {
 namespace {
 
+// A library of which no kernel is known: none in it, or none for this card?
+absl::Status CheckHasCode(Call& call, CUlibrary library) {
+  CUkernel kernel = nullptr;
+  const CUresult found = call.driver().cuLibraryGetKernel(&kernel, library, "no kernel's name");
+  if (found == CUDA_ERROR_NOT_FOUND) return absl::OkStatus();
+  // A driver that looks for code only when a kernel is launched has one of any name until then.
+  RETURN_IF_CUDA_ERROR(found == CUDA_SUCCESS ? CUDA_ERROR_NO_BINARY_FOR_GPU : found);
+  return absl::OkStatus();
+}
+
 // Names all kernels of a library that was just loaded and describes them.
 absl::Status TakeUpKernels(Call& call, const wire::LibraryLoadDataRequest& request,
                            CUlibrary library, std::vector<wire::FunctionInfo>* infos) {
@@ -19,6 +29,7 @@ absl::Status TakeUpKernels(Call& call, const wire::LibraryLoadDataRequest& reque
     return CudaError(CUDA_ERROR_NOT_SUPPORTED, absl::StrCat("a library of ", count, " kernels; ",
                                                             kMaxFunctionsOfALoad, " are possible"));
   }
+  if (count == 0) return CheckHasCode(call, library);
   std::vector<CUkernel> kernels(count);
   RETURN_IF_CUDA_ERROR(call.driver().cuLibraryEnumerateKernels(kernels.data(), count, library));
   size_t bytes = 0;
