@@ -1,12 +1,12 @@
 // Copies of 2 and 3 dimensions, and to and from arrays; see box_copy.h.
 #include "client/cuda/box_copy.h"
-#include "client/cuda/copying.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 
 #include "client/cuda/arguments.h"
+#include "client/cuda/copying.h"
 #include "client/cuda/edge.h"
 #include "client_api.h"
 
