@@ -162,6 +162,9 @@ void Yield(WarpContext* c) {
 
 void Sleep(WarpContext* c, uint32_t nanoseconds) { Yield(c); }
 
+// x86 loads acquire and stores release by themselves: only the compiler is to keep the order.
+void KeepOrder() { asm volatile("" ::: "memory"); }
+
 void Load(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, void* out,
           uint32_t order) {
   char* results = static_cast<char*>(out);
@@ -194,12 +197,12 @@ void Load(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t byt
         std::memcpy(to, reinterpret_cast<const void*>(at), bytes);
     }
   }
-  if (order == 2) std::atomic_thread_fence(std::memory_order_acquire);
+  if (order == 2) KeepOrder();
 }
 
 void Store(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes, const void* in,
            uint32_t order) {
-  if (order == 2) std::atomic_thread_fence(std::memory_order_release);
+  if (order == 2) KeepOrder();
   const char* values = static_cast<const char*>(in);
   for (; mask != 0; mask &= mask - 1) {
     const int lane = std::countr_zero(mask);
@@ -317,7 +320,7 @@ void* Frame(WarpContext* c, uint32_t warp, uint64_t bytes) {
             absl::StrFormat("%s: no memory for %u bytes of a warp's values", Where(c), bytes));
 }
 
-void Fence(WarpContext* c) { std::atomic_thread_fence(std::memory_order_seq_cst); }
+void Fence(WarpContext* c) { _mm_mfence(); }
 
 }  // namespace
 

@@ -14,6 +14,7 @@ void AddComparisonRows(Table* table);  // comparison_rows.cc
 void AddControlRows(Table* table);     // control_rows.cc
 void AddMemoryRows(Table* table);      // memory_rows.cc
 void AddAtomicRows(Table* table);      // memory_rows.cc
+void AddMatrixRows(Table* table);      // matrix_rows.cc
 void AddWarpRows(Table* table);        // warp_rows.cc
 
 struct Family {
@@ -26,6 +27,7 @@ inline constexpr Family kFamilies[] = {
     {"Conversion", AddConversionRows}, {"Comparison", AddComparisonRows},
     {"Control", AddControlRows},       {"Memory", AddMemoryRows},
     {"Atomic", AddAtomicRows},         {"Warp", AddWarpRows},
+    {"Matrix", AddMatrixRows},
 };
 
 }  // namespace fargpu::conformance
