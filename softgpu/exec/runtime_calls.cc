@@ -3,7 +3,6 @@
 #include <emmintrin.h>
 #include <time.h>
 
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <cuda.h>
