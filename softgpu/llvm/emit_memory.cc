@@ -21,9 +21,6 @@ using ptx::Space;
 
 namespace {
 
-// Offsets further apart than this are not loaded as one window.
-constexpr int64_t kMaxWindowElements = 64;
-constexpr int kMaxDistinct = 4;
 constexpr int kHalf = kWarpSize / 2;
 
 }  // namespace
@@ -271,63 +268,6 @@ bool InstructionEmitter::IsOrdered(const Instruction& i) {
          i.Has("mmio");
 }
 
-// Loads by a known pattern of lane offsets: one wide move, or a few scalars, and a permutation.
-// Null if there is no cheap way. Lanes outside the mask get anything.
-llvm::Value* InstructionEmitter::PatternLoad(const LaneValue& address, unsigned offset,
-                                             llvm::Type* type, llvm::Value* mask, bool full) {
-  const LaneOffsets& lanes = *address.offsets;
-  const int64_t size = type->getScalarSizeInBits() / 8;
-  int64_t low = lanes[0];
-  int64_t high = lanes[0];
-  bool contiguous = true;
-  for (int k = 0; k < kWarpSize; ++k) {
-    low = std::min(low, lanes[k]);
-    high = std::max(high, lanes[k]);
-    contiguous = contiguous && lanes[k] == lanes[0] + k * size;
-  }
-  const auto pointer = [&](int64_t at) {
-    llvm::Value* a =
-        builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>(at + offset)));
-    return builder_.CreateIntToPtr(a, builder_.getPtrTy());
-  };
-  if (contiguous && !full) {
-    return builder_.CreateMaskedLoad(VectorOf(type), pointer(low), llvm::Align(size), mask,
-                                     llvm::Constant::getNullValue(VectorOf(type)));
-  }
-  if (!full) return nullptr;
-  llvm::SmallVector<int64_t, kMaxDistinct + 1> distinct;
-  bool multiple = true;
-  for (const int64_t lane : lanes) {
-    multiple = multiple && (lane - low) % size == 0;
-    if (distinct.size() <= kMaxDistinct &&
-        std::find(distinct.begin(), distinct.end(), lane) == distinct.end()) {
-      distinct.push_back(lane);
-    }
-  }
-  if (distinct.size() <= kMaxDistinct) {
-    llvm::Value* few = llvm::PoisonValue::get(llvm::FixedVectorType::get(type, kMaxDistinct));
-    for (size_t k = 0; k < distinct.size(); ++k) {
-      few = builder_.CreateInsertElement(
-          few, builder_.CreateAlignedLoad(type, pointer(distinct[k]), llvm::Align(size)), k);
-    }
-    llvm::SmallVector<int, kWarpSize> shuffle;
-    for (const int64_t lane : lanes) {
-      shuffle.push_back(
-          static_cast<int>(std::find(distinct.begin(), distinct.end(), lane) - distinct.begin()));
-    }
-    return builder_.CreateShuffleVector(few, shuffle);
-  }
-  if (!multiple || (high - low) / size >= kMaxWindowElements) return nullptr;
-  // Every element between the lowest and the highest is read. It lies on a page of one of these
-  // two (the span is far below a page), so it may be read.
-  const int64_t elements = (high - low) / size + 1;
-  auto* window_type = llvm::FixedVectorType::get(type, static_cast<unsigned>(elements));
-  llvm::Value* window = builder_.CreateAlignedLoad(window_type, pointer(low), llvm::Align(size));
-  llvm::SmallVector<int, kWarpSize> shuffle;
-  for (const int64_t lane : lanes) shuffle.push_back(static_cast<int>((lane - low) / size));
-  return builder_.CreateShuffleVector(window, shuffle);
-}
-
 // Lanes often read neighbours where the compiler cannot tell, such as the rows of a tile: whether
 // each half of the warp does is cheaper to ask than a gather is. i1; `addresses` is <32 x i64>.
 llvm::Value* InstructionEmitter::HalvesAreContiguous(llvm::Value* addresses, unsigned size,
@@ -470,7 +410,7 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
       LaneValue varying = LaneValue::Varying(AsVector(builder_, address));
       value = GatherElement(varying, k * size, element, mask);
     } else if (address.pattern()) {
-      value = LoadWithPattern(address, k * size, element, mask);
+      value = LoadWithPattern(address, k * size, access.bytes(), element, mask);
     } else {
       value = GatherElement(address, k * size, element, mask);
     }
@@ -480,16 +420,17 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
 }
 
 llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsigned offset,
-                                                 llvm::Type* type, llvm::Value* mask) {
+                                                 unsigned extent, llvm::Type* type,
+                                                 llvm::Value* mask) {
   const bool full = BlockMaskIsFull() && guard() == nullptr;
   if (address.valid == nullptr) {
-    llvm::Value* value = PatternLoad(address, offset, type, mask, full);
+    llvm::Value* value = PatternLoad(address, offset, extent, type, mask, full);
     return value != nullptr ? value : GatherElement(address, offset, type, mask);
   }
   auto* start = builder_.GetInsertBlock();
   auto* fast = llvm::BasicBlock::Create(context_, "pattern", function_);
   builder_.SetInsertPoint(fast);
-  llvm::Value* quick = PatternLoad(address, offset, type, mask, full);
+  llvm::Value* quick = PatternLoad(address, offset, extent, type, mask, full);
   builder_.SetInsertPoint(start);
   if (quick == nullptr) {
     fast->eraseFromParent();
@@ -509,40 +450,6 @@ llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsig
   phi->addIncoming(quick, fast);
   phi->addIncoming(gathered, slow_end);
   return phi;
-}
-
-bool InstructionEmitter::PatternStore(const LaneValue& address, unsigned offset, llvm::Value* value,
-                                      llvm::Value* mask, bool full) {
-  const LaneOffsets& lanes = *address.offsets;
-  const int64_t size = value->getType()->getScalarSizeInBits() / 8;
-  // Runs of contiguous lanes, each one masked store; more than two are not worth it.
-  for (const int run : {kWarpSize, kWarpSize / 2}) {
-    bool fits = true;
-    for (int k = 0; k < kWarpSize; ++k) {
-      fits = fits && lanes[k] == lanes[k / run * run] + (k % run) * size;
-    }
-    if (!fits) continue;
-    for (int first = 0; first < kWarpSize; first += run) {
-      llvm::Value* a = builder_.CreateAdd(
-          address.scalar, builder_.getInt64(static_cast<uint64_t>(lanes[first] + offset)));
-      llvm::Value* pointer = builder_.CreateIntToPtr(a, builder_.getPtrTy());
-      llvm::Value* part = value;
-      llvm::Value* part_mask = mask;
-      if (run != kWarpSize) {
-        llvm::SmallVector<int, kWarpSize> pick;
-        for (int k = 0; k < run; ++k) pick.push_back(first + k);
-        part = builder_.CreateShuffleVector(value, pick);
-        if (!full) part_mask = builder_.CreateShuffleVector(mask, pick);
-      }
-      if (full) {
-        builder_.CreateAlignedStore(part, pointer, llvm::Align(size));
-      } else {
-        builder_.CreateMaskedStore(part, pointer, llvm::Align(size), part_mask);
-      }
-    }
-    return true;
-  }
-  return false;
 }
 
 void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offset,

@@ -253,10 +253,14 @@ class InstructionEmitter {
   llvm::Value* HalfOf(llvm::Value* vector, int half);
   llvm::Value* GatherElement(const LaneValue& address, unsigned offset, llvm::Type* type,
                              llvm::Value* mask);
-  llvm::Value* PatternLoad(const LaneValue& address, unsigned offset, llvm::Type* type,
-                           llvm::Value* mask, bool full);
-  llvm::Value* LoadWithPattern(const LaneValue& address, unsigned offset, llvm::Type* type,
-                               llvm::Value* mask);
+  llvm::Value* LoadWithPattern(const LaneValue& address, unsigned offset, unsigned extent,
+                               llvm::Type* type, llvm::Value* mask);
+
+  // emit_pattern.cc
+  llvm::Value* PatternLoad(const LaneValue& address, unsigned offset, unsigned extent,
+                           llvm::Type* type, llvm::Value* mask, bool full);
+  llvm::Value* HalfPatternLoad(llvm::Value* address, const int64_t* lanes, int64_t offset,
+                               int64_t extent, llvm::Type* type);
   bool PatternStore(const LaneValue& address, unsigned offset, llvm::Value* value,
                     llvm::Value* mask, bool full);
   void ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
