@@ -1,4 +1,6 @@
 // Instruction families: integer arithmetic.
+#include <algorithm>
+#include <bit>
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
@@ -11,14 +13,29 @@ namespace fargpu::softgpu {
 
 using llvm::Intrinsic::ID;
 
+namespace {
+
+// LaneValue::value_bits is followed up to here, so that no type of 32 bits or more overflows.
+constexpr unsigned kKnownBits = 31;
+
+}  // namespace
+
 // Sum or difference of two values of which at least one is a pattern.
 LaneValue InstructionEmitter::PatternAdd(const LaneValue& a, const LaneValue& b, bool subtract) {
   const auto combine = [&](llvm::Value* x, llvm::Value* y) {
     return subtract ? builder_.CreateSub(x, y) : builder_.CreateAdd(x, y);
   };
+  const auto is_zero = [](const LaneValue& v) {
+    auto* constant = v.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(v.scalar) : nullptr;
+    return constant != nullptr && constant->isZero();
+  };
+  if (is_zero(b)) return a;
+  if (is_zero(a) && !subtract) return b;
   LaneValue result;
   if (a.scalar != nullptr && b.scalar != nullptr) {
     result.scalar = combine(a.scalar, b.scalar);
+    const unsigned bits = std::max(a.value_bits, b.value_bits) + 1;
+    if (!subtract && bits < kKnownBits) result.value_bits = bits;
     LaneOffsets offsets;
     bool flat = true;
     for (int k = 0; k < kWarpSize; ++k) {
@@ -62,6 +79,11 @@ LaneValue InstructionEmitter::PatternMul(const LaneValue& a, const LaneValue& b)
   }
   result.offsets = Keep(offsets);
   result.zero_bits = pattern.zero_bits;
+  if (by > 0) {
+    const unsigned bits =
+        pattern.value_bits + static_cast<unsigned>(std::bit_width(static_cast<uint64_t>(by)));
+    if (bits < kKnownBits) result.value_bits = bits;
+  }
   if (by != 0)
     result.zero_bits += static_cast<unsigned>(__builtin_ctzll(static_cast<uint64_t>(by)));
   result.valid = pattern.valid;
@@ -93,6 +115,14 @@ LaneValue InstructionEmitter::PatternWiden(const LaneValue& value, unsigned bits
   result.scalar = extend(value.scalar);
   result.offsets = Keep(offsets);
   result.zero_bits = sign ? 0 : value.zero_bits;
+  if (value.valid == nullptr && value.value_bits < from - 1 &&
+      std::max(-low, high) < int64_t{1} << (from - 2)) {
+    // No lane is negative or large, so none wraps. The scalar may be negative where no lane is.
+    result.scalar = builder_.CreateSExt(value.scalar, wide);
+    result.zero_bits = value.zero_bits;
+    result.value_bits = value.value_bits;
+    return result;
+  }
   result.vector = extend(AsVector(builder_, value));
   // The sum in 64 bits (in twice the width) must fit the narrow type at both ends.
   llvm::Type* check = IntType(from * 2);
@@ -382,17 +412,22 @@ absl::Status InstructionEmitter::EmitLogic(const Instruction& i) {
     if (i.opcode != "and" || !p->pattern() || p->valid != nullptr || constant == nullptr) continue;
     const uint64_t mask = constant->getZExtValue();
     const uint64_t limit = uint64_t{1} << std::min(p->zero_bits, 62u);
-    bool inside = mask < limit;
+    bool inside = true;
     LaneOffsets offsets;
     for (int k = 0; k < kWarpSize; ++k) {
       inside = inside && (*p->offsets)[k] >= 0 && static_cast<uint64_t>((*p->offsets)[k]) < limit;
       offsets[k] = static_cast<int64_t>(static_cast<uint64_t>((*p->offsets)[k]) & mask);
     }
     if (!inside) continue;
+    // Base and offsets have no bit in common, so each is masked by itself.
     LaneValue value;
-    value.scalar = Constant(p->scalar, 0);
-    value.offsets = Keep(offsets);
-    value.zero_bits = 32;
+    value.scalar = mask < limit ? Constant(p->scalar, 0)
+                                : builder_.CreateAnd(p->scalar, Constant(p->scalar, mask));
+    value.zero_bits = mask < limit ? 32 : p->zero_bits;
+    value.value_bits = std::min(p->value_bits, static_cast<unsigned>(std::bit_width(mask)));
+    bool flat = true;
+    for (const int64_t offset : offsets) flat = flat && offset == 0;
+    if (!flat) value.offsets = Keep(offsets);
     return Set(i, 0, value, type);
   }
   const Args args = Unify({a, b});
@@ -417,6 +452,11 @@ absl::Status InstructionEmitter::EmitShift(const Instruction& i) {
           LaneValue::Uniform(llvm::ConstantInt::get(value.scalar->getType(), uint64_t{1} << by));
       return Set(i, 0, PatternMul(value, factor), type);
     }
+    if (!left && value.pattern() && value.valid == nullptr && value.value_bits < type.bits &&
+        by >= value.value_bits) {
+      // tid >> 31, the sign in division by a power of two.
+      return Set(i, 0, LaneValue::Uniform(Constant(value.scalar, 0)), type);
+    }
     if (!left && value.pattern() && value.valid == nullptr && by <= value.zero_bits &&
         by < type.bits) {
       bool inside = true;
@@ -433,6 +473,8 @@ absl::Status InstructionEmitter::EmitShift(const Instruction& i) {
         result.scalar = arithmetic ? builder_.CreateAShr(value.scalar, Constant(value.scalar, by))
                                    : builder_.CreateLShr(value.scalar, Constant(value.scalar, by));
         result.zero_bits = value.zero_bits - static_cast<unsigned>(by);
+        if (value.value_bits < kKnownBits)
+          result.value_bits = value.value_bits - static_cast<unsigned>(by);
         if (!flat) result.offsets = Keep(offsets);
         return Set(i, 0, result, type);
       }

@@ -488,6 +488,7 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
   lanes.scalar = Int32(0);
   lanes.offsets = &lane_ids_;
   lanes.zero_bits = 5;
+  lanes.value_bits = 5;
   if (name == "%tid" && axis >= 0) {
     const LaneValue warp = LaneValue::Uniform(WarpIndex());
     if (!shape_known) {
@@ -538,6 +539,7 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
       while (zero_bits > 0 && (base & ((1u << zero_bits) - 1)) != 0) --zero_bits;
     }
     value.zero_bits = zero_bits;
+    value.value_bits = 10;  // a block has at most 1024 threads
     bool flat = true;
     for (const int64_t offset : offsets) flat = flat && offset == 0;
     if (!flat) value.offsets = Keep(offsets);

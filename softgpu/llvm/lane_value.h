@@ -22,6 +22,8 @@ struct LaneValue {
   llvm::Value* valid = nullptr;
   llvm::Value* vector = nullptr;
   unsigned zero_bits = 0;  // low bits of a pattern's scalar that are known to be zero
+  // Every lane of a pattern is known to be below 2^value_bits, hence not negative either.
+  unsigned value_bits = 64;
 
   bool uniform() const { return scalar != nullptr && offsets == nullptr; }
   bool pattern() const { return scalar != nullptr && offsets != nullptr; }

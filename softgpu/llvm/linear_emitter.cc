@@ -94,6 +94,7 @@ class LinearEmitter : public WarpLoops {
     LaneValue value;
     value.offsets = slot.offsets;
     value.zero_bits = slot.zero_bits;
+    value.value_bits = slot.value_bits;
     if (slot.constant != nullptr) {
       value.scalar = slot.constant;
     } else if (slot.scalar != nullptr) {
@@ -142,6 +143,7 @@ class LinearEmitter : public WarpLoops {
     llvm::AllocaInst* vector = nullptr;
     const LaneOffsets* offsets = nullptr;
     unsigned zero_bits = 0;
+    unsigned value_bits = 64;
   };
 
   void Shape(int reg, const LaneValue& value) {
@@ -152,6 +154,7 @@ class LinearEmitter : public WarpLoops {
       if (slot.constant == nullptr) slot.scalar = EntryAlloca(type, "s");
       slot.offsets = value.offsets;
       slot.zero_bits = value.zero_bits;
+      slot.value_bits = value.value_bits;
     }
     if (value.valid != nullptr) slot.valid = EntryAlloca(builder_.getInt1Ty(), "valid");
     if (value.vector != nullptr) slot.vector = EntryAlloca(VectorOf(type), "v");
