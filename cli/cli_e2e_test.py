@@ -74,6 +74,25 @@ class CliTest(unittest.TestCase):
     def run_program(self, *command, memory="1GiB", cores="30"):
         return self.fargpu("run", "--memory", memory, "--cores", cores, "--", *command)
 
+    def test_softgpu_run_needs_no_daemon(self):
+        (self.root / "softgpu").mkdir()
+        (self.root / "softgpu" / "libcuda.so.1").write_text("stands in for the software device")
+        script = "echo $LD_LIBRARY_PATH; echo $FARGPU_SOFTGPU; exit 7"
+        result = self.fargpu("softgpu", "run", "--model", "h100", "--count", "2", "--memory", "1GiB",
+                             "--", "sh", "-c", script)
+        self.assertEqual(result.returncode, 7, result.stderr)
+        self.assertEqual(result.stdout.splitlines(),
+                         [f"{self.root}/softgpu", "model=h100,devices=2,memory=1GiB"])
+        result = self.fargpu("softgpu", "run", "--config", "cards.toml", "--", "sh", "-c", script)
+        self.assertTrue(result.stdout.splitlines()[1].endswith("/cards.toml"), result.stdout)
+        self.assertEqual(self.fargpu("softgpu", "run", "--", "/no/such/program").returncode, 127)
+        result = self.fargpu("softgpu", "run", "--config", "cards.txt", "--", "true")
+        self.assertEqual(result.returncode, 125)
+        self.assertIn(".toml", result.stderr)
+        self.assertEqual(self.fargpu("softgpu", "run").returncode, 125)
+        (self.root / "softgpu" / "libcuda.so.1").unlink()
+        self.assertEqual(self.fargpu("softgpu", "run", "--", "true").returncode, 125)
+
     def test_up_run_pool_leases_down(self):
         self.assertIn("up: broker at 127.0.0.1:", self.up())
         self.assertIn("already up: ", self.up())

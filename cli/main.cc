@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   fargpu::cli::AddUp(app, &action);
   fargpu::cli::AddDown(app, &action);
   fargpu::cli::AddRun(app, globals, &action);
+  fargpu::cli::AddSoftgpu(app, &action);
   fargpu::cli::AddPool(app, globals, &action);
   fargpu::cli::AddLeases(app, globals, &action);
   fargpu::cli::AddVersion(app, globals, &action);
@@ -33,12 +34,13 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    const bool run = app.got_subcommand("run");
+    // Of `softgpu run` too, all other statuses are the program's.
+    const bool run = app.got_subcommand("run") || app.got_subcommand("softgpu");
     // Of a wrong verb CLI11 says only that a right one is missing.
     const bool wrong_verb = app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-';
     std::cerr << "fargpu: "
               << (wrong_verb ? absl::StrCat("there is no verb ", argv[1]) : error.what())
-              << "; see `fargpu " << (run ? "run " : "") << "--help`\n";
+              << "; see `fargpu " << (app.got_subcommand("run") ? "run " : "") << "--help`\n";
     return run ? fargpu::cli::kExitRunFailed : fargpu::cli::kExitUsage;
   }
   const int status = action();

@@ -32,6 +32,7 @@ using Action = std::function<int()>;
 void AddUp(CLI::App& app, Action* action);
 void AddDown(CLI::App& app, Action* action);
 void AddRun(CLI::App& app, const GlobalOptions& globals, Action* action);
+void AddSoftgpu(CLI::App& app, Action* action);
 void AddPool(CLI::App& app, const GlobalOptions& globals, Action* action);
 void AddLeases(CLI::App& app, const GlobalOptions& globals, Action* action);
 void AddVersion(CLI::App& app, const GlobalOptions& globals, Action* action);

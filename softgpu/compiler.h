@@ -112,4 +112,9 @@ uint64_t ReserveWindowRange(uint64_t bytes);
 // Gives back what ReserveWindowRange returned, with the same size.
 void ReleaseWindowRange(uint64_t address, uint64_t bytes);
 
+// Whether all of [address, address + bytes), outside of the window, is memory of the program that
+// it registered for the device: kernels reach it at its own address. Any thread; takes a lock.
+// Defined by softgpu/driver/driver.cc.
+bool HostRangeReachable(uint64_t address, uint64_t bytes);
+
 }  // namespace fargpu::softgpu

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cuda.h>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ namespace fargpu::softgpu {
 class Context;
 struct Capture;
 struct CapturedEvent;
+class SharedEvent;
 
 // Smaller numbers are more urgent. Priorities are kept and reported; all streams run at once.
 inline constexpr int kLeastStreamPriority = 0;
@@ -39,6 +41,9 @@ struct Stream : std::enable_shared_from_this<Stream> {
   int priority = 0;
   bool legacy = false;
   bool destroyed = false;  // guarded by the context's mutex
+
+  Mutex attributes_mutex;
+  std::map<int, CUstreamAttrValue> attributes ABSL_GUARDED_BY(attributes_mutex);
 
   // Whether `capture` is set, to be asked without a lock.
   std::atomic<bool> capturing{false};
@@ -63,6 +68,9 @@ struct Event {
   CUevent handle = nullptr;
   std::weak_ptr<Context> context;
   unsigned flags = 0;
+
+  // Set for events between processes; `record` is then of no use.
+  std::shared_ptr<SharedEvent> shared;
 
   Mutex mutex;
   // The latest cuEventRecord; nullptr before the first.

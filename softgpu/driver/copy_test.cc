@@ -186,5 +186,36 @@ TEST_F(CopyTest, CopiesOfBoxes) {
   }
 }
 
+TEST_F(CopyTest, Batches) {
+  CUstream stream = nullptr;
+  ASSERT_SUCCESS(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUdeviceptr memory = 0;
+  ASSERT_SUCCESS(cuMemAlloc(&memory, 64));
+  const char source[] = "abcdefgh";
+  char result[5] = {};
+  CUdeviceptr to[3] = {memory, memory + 4, reinterpret_cast<CUdeviceptr>(result)};
+  CUdeviceptr from[3] = {reinterpret_cast<CUdeviceptr>(source),
+                         reinterpret_cast<CUdeviceptr>(source + 4), memory + 2};
+  size_t sizes[3] = {4, 4, 4};
+  CUmemcpyAttributes attributes[2] = {};
+  attributes[0].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+  attributes[1].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  size_t first[2] = {0, 2};
+  ASSERT_SUCCESS(cuMemcpyBatchAsync(to, from, sizes, 3, attributes, first, 2, stream));
+  EXPECT_SUCCESS(cuStreamSynchronize(stream));
+  EXPECT_STREQ(result, "cdef");
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemcpyBatchAsync(to, from, sizes, 3, attributes, first, 2, nullptr));
+  first[1] = 3;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemcpyBatchAsync(to, from, sizes, 3, attributes, first, 2, stream));
+  first[1] = 2;
+  attributes[1].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_INVALID;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemcpyBatchAsync(to, from, sizes, 3, attributes, first, 2, stream));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemcpyBatchAsync(to, from, sizes, 0, attributes, first, 1, stream));
+}
+
 }  // namespace
 }  // namespace fargpu::softgpu

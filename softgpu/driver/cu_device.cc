@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "softgpu/driver/caller.h"
 #include "softgpu/driver/device_attributes.h"
 #include "softgpu/driver/edge.h"
 
@@ -78,10 +79,17 @@ CU_API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 }
 
 CU_API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  const void* const caller = __builtin_return_address(0);
   return WithDriver("cuDeviceGetAttribute", [&](Driver& driver) -> absl::Status {
     RETURN_IF_NULL(value);
     RETURN_IF_ERROR(driver.CheckDevice(device));
-    *value = DeviceAttribute(driver.config().devices[device], attribute);
+    const DeviceSpec& spec = driver.config().devices[device];
+    *value = DeviceAttribute(spec, attribute);
+    const bool is_major = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    const bool is_minor = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+    if ((is_major || is_minor) && CallerOf(caller) == Caller::kLibrary) {
+      *value = is_major ? spec.library_capability_major : spec.library_capability_minor;
+    }
     return absl::OkStatus();
   });
 }

@@ -2,6 +2,7 @@
 
 #include "softgpu/driver/edge.h"
 #include "softgpu/driver/node_params.h"
+#include "softgpu/driver/shared_event.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -77,6 +78,12 @@ absl::Status RecordEvent(Driver& driver, Context& context, Stream& stream, CUeve
     return InvalidHandle("event and stream belong to different contexts");
   }
   if (stream.is_capturing()) return CaptureRecord(driver, stream, *event);
+  if (event->shared != nullptr) {
+    return context.EnqueueAlways(
+        stream,
+        [shared = event->shared, number = event->shared->Record()] { shared->Reach(number); },
+        RunOn::kAnyThread);
+  }
   auto record = std::make_shared<EventRecord>();
   record->queue = stream.queue;
   const auto reach = [record] {
@@ -97,6 +104,19 @@ absl::Status RecordEvent(Driver& driver, Context& context, Stream& stream, CUeve
 }
 
 absl::Status WaitForEvent(Context& context, Stream& stream, Event& event) {
+  if (event.shared != nullptr) {
+    const uint64_t latest = event.shared->latest();
+    if (event.shared->Reached(latest)) return absl::OkStatus();
+    return context
+        .Enqueue(
+            stream,
+            [&context, shared = event.shared, latest] {
+              shared->Wait(latest, [&] { return context.skips_work() || WorkersStopped(); });
+              return absl::OkStatus();
+            },
+            RunOn::kWorker)
+        .status();
+  }
   std::shared_ptr<EventRecord> record;
   {
     MutexLock lock(&event.mutex);
@@ -149,8 +169,10 @@ CU_API CUresult cuEventCreate(CUevent* out, unsigned flags) {
         ((flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0)) {
       return InvalidValue(absl::StrCat("event flags 0x", absl::Hex(flags)));
     }
-    if ((flags & CU_EVENT_INTERPROCESS) != 0) return NotSupported("events between processes");
     auto event = std::make_shared<Event>();
+    if ((flags & CU_EVENT_INTERPROCESS) != 0) {
+      ASSIGN_OR_RETURN(event->shared, SharedEvent::Create());
+    }
     event->handle = driver.events.NewHandle();
     event->context = context.weak_from_this();
     event->flags = flags;
@@ -169,7 +191,10 @@ CU_API CUresult cuEventQuery(CUevent handle) {
   return WithDriver("cuEventQuery", [&](Driver& driver) -> absl::Status {
     ASSIGN_OR_RETURN(const EventState state, FindEvent(driver, handle));
     if (state.context->failed()) return state.context->error();
-    if (state.record != nullptr && !state.record->Done()) {
+    const bool done = state.event->shared != nullptr
+                          ? state.event->shared->Reached(state.event->shared->latest())
+                          : state.record == nullptr || state.record->Done();
+    if (!done) {
       return CudaError(CUDA_ERROR_NOT_READY, "the event is not complete");
     }
     return absl::OkStatus();
@@ -182,7 +207,11 @@ CU_API CUresult cuEventSynchronize(CUevent handle) {
       return CudaError(CUDA_ERROR_NOT_PERMITTED, "called from a host function of a stream");
     }
     ASSIGN_OR_RETURN(const EventState state, FindEvent(driver, handle));
-    if (state.record != nullptr) state.record->queue->Wait(state.record->position);
+    if (const auto& shared = state.event->shared; shared != nullptr) {
+      shared->Wait(shared->latest(), [&] { return state.context->failed(); });
+    } else if (state.record != nullptr) {
+      state.record->queue->Wait(state.record->position);
+    }
     state.context->printf_buffer.Flush();
     return state.context->error();
   });

@@ -1,5 +1,7 @@
 // Libraries: images loaded for all contexts, and their kernels.
 
+#include <algorithm>
+
 #include "softgpu/driver/edge.h"
 
 namespace fargpu::softgpu {
@@ -7,7 +9,9 @@ namespace {
 
 int Capability(Driver& driver) {
   const DeviceSpec& spec = driver.config().devices[0];
-  return spec.capability_major * 10 + spec.capability_minor;
+  // The newest code that the image has: all of it runs.
+  return std::max(spec.capability_major * 10 + spec.capability_minor,
+                  spec.library_capability_major * 10 + spec.library_capability_minor);
 }
 
 absl::Status CheckLibraryOptions(unsigned count, const CUlibraryOption* options) {

@@ -15,7 +15,9 @@ absl::Status FreeDeviceMemory(Driver& driver, CUdeviceptr address) {
   // Freeing nothing is fine, as with free().
   if (address == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckAllowedDuringCapture(driver));
-  const auto found = driver.memory.Find(address);
+  auto found = driver.memory.Find(address);
+  // Of a block of another process's the program knows its part only.
+  if (found && found->kind == AllocationKind::kShared) address = found->base;
   if (!found || found->base != address || found->kind == AllocationKind::kHost ||
       found->kind == AllocationKind::kArray) {
     return InvalidValue(absl::StrCat("0x", absl::Hex(address), " was not given by cuMemAlloc"));
@@ -143,7 +145,9 @@ absl::Status WritePointerAttribute(Driver& driver, const PointerFacts& facts, ui
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
       return NotSupported("P2P tokens");
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return WriteBoolean(data, false);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      return WriteBoolean(data, allocation.kind == AllocationKind::kDevice);
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
       return WriteBoolean(data, false);

@@ -16,6 +16,7 @@ void CountUse(MemPool& pool, uint64_t bytes) {
 absl::Status AllocateFrom(Driver& driver, Context& context, Stream& stream, MemPool& pool,
                           CUdeviceptr* out, size_t size) {
   RETURN_IF_NULL(out);
+  if (pool.imported) return InvalidValue("memory of another process's pool comes from there");
   if (stream.is_capturing()) {
     CUDA_MEM_ALLOC_NODE_PARAMS params = {};
     params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -72,6 +73,11 @@ absl::Status FreeInOrder(Driver& driver, Context& context, Stream& stream, CUdev
   }
   const auto found = driver.memory.Find(address);
   const bool of_graph = found && found->kind == AllocationKind::kGraph;
+  if (found && found->kind == AllocationKind::kShared) {
+    const uint64_t base = found->base;
+    return context.EnqueueAlways(
+        stream, [&driver, base] { (void)driver.memory.Free(base); }, RunOn::kAnyThread);
+  }
   if (!found || found->base != address || (found->kind != AllocationKind::kDevice && !of_graph)) {
     return InvalidValue(absl::StrCat("0x", absl::Hex(address), " is no allocation"));
   }
@@ -229,13 +235,15 @@ CU_API CUresult cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* propert
         properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
       return InvalidValue("only pools of pinned memory on a device");
     }
-    if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-      return NotSupported("pools whose memory can be exported");
+    if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE &&
+        properties->handleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+      return NotSupported(absl::StrCat("handle types ", static_cast<int>(properties->handleTypes)));
     }
     RETURN_IF_ERROR(driver.CheckDevice(properties->location.id));
     auto pool = std::make_shared<MemPool>();
     pool->handle = driver.pools.NewHandle();
     pool->device = properties->location.id;
+    pool->exportable = properties->handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     driver.pools.Insert(pool->handle, pool);
     *out = pool->handle;
     return absl::OkStatus();

@@ -1,5 +1,6 @@
 // Modules: images loaded into the current context.
 
+#include <algorithm>
 #include <chrono>
 
 #include "softgpu/driver/edge.h"
@@ -9,7 +10,9 @@ namespace {
 
 int Capability(Driver& driver, int device) {
   const DeviceSpec& spec = driver.config().devices[device];
-  return spec.capability_major * 10 + spec.capability_minor;
+  // The newest code that the image has: all of it runs.
+  return std::max(spec.capability_major * 10 + spec.capability_minor,
+                  spec.library_capability_major * 10 + spec.library_capability_minor);
 }
 
 // Links and places `texts`; the logs say what was wrong.

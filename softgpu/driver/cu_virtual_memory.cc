@@ -5,14 +5,15 @@
 namespace fargpu::softgpu {
 namespace {
 
-// Only memory on a device that stays in this process.
+// Only memory on a device, which other processes get by descriptor at most.
 absl::Status CheckProperties(Driver& driver, const CUmemAllocationProp& properties) {
   if (properties.type != CU_MEM_ALLOCATION_TYPE_PINNED) {
     return InvalidValue(absl::StrCat("allocation type ", static_cast<int>(properties.type)));
   }
-  if (properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-    return NotSupported(absl::StrCat("memory that can be exported, handle types ",
-                                     static_cast<int>(properties.requestedHandleTypes)));
+  if (properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE &&
+      properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    return NotSupported(
+        absl::StrCat("handle types ", static_cast<int>(properties.requestedHandleTypes)));
   }
   switch (properties.location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
@@ -68,7 +69,11 @@ CU_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t size,
     RETURN_IF_NULL(properties);
     if (flags != 0) return InvalidValue(absl::StrCat("flags ", flags, ": must be 0"));
     RETURN_IF_ERROR(CheckProperties(driver, *properties));
-    ASSIGN_OR_RETURN(*out, driver.memory.CreatePhysical(properties->location.id, size));
+    const bool exportable =
+        properties->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    ASSIGN_OR_RETURN(*out, driver.memory.CreatePhysical(properties->location.id, size,
+                                                        exportable ? DeviceMemory::Export::kYes
+                                                                   : DeviceMemory::Export::kNo));
     return absl::OkStatus();
   });
 }
@@ -164,6 +169,9 @@ CU_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop
     properties->type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties->location.id = device;
+    if (driver.memory.ExportPhysical(handle).ok()) {
+      properties->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    }
     return absl::OkStatus();
   });
 }

@@ -53,12 +53,20 @@ int DeviceAttribute(const DeviceSpec& device, int attribute) {
     // Clocks and widths are only there so that programs which derive figures from them do not
     // divide by zero: kHz, kHz, bits, bytes.
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
+      return device.clock_khz;
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
-      return 1000000;
+      return device.memory_clock_khz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
-      return 256;
+      return device.memory_bus_bits;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
-      return 4 << 20;
+      return device.l2_bytes;
+    // What is asked of the cache is accepted as a hint.
+    case CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE:
+      return device.l2_bytes / 2;
+    case CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE:
+      return 128 << 20;
+    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+      return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO:
       return 2;
 
@@ -142,6 +150,8 @@ int DeviceAttribute(const DeviceSpec& device, int attribute) {
     case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR:
     case CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
       return 1;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
       return 2;

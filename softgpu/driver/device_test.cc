@@ -6,6 +6,7 @@
 #include <cudaProfiler.h>
 #include <thread>
 
+#include "softgpu/driver/caller.h"
 #include "softgpu/driver/driver_test.h"
 
 namespace fargpu::softgpu {
@@ -100,7 +101,7 @@ TEST_F(DeviceTest, AttributesAgreeWithEachOther) {
   };
   EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_WARP_SIZE), 32);
   EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK), 1024);
-  EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR), 13);
+  EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR), 12);
   EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), 4);
   EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING), 1);
   EXPECT_EQ(get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK), 48 << 10);
@@ -198,6 +199,19 @@ TEST_F(DeviceTest, ExportTablesOfTheRuntime) {
   EXPECT_EQ(primary, context_);
   id.bytes[0] = 0;
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuGetExportTable(&table, &id));
+}
+
+TEST_F(DeviceTest, LibrariesAreToldAnotherCapability) {
+  EXPECT_EQ(CallerOfFile("/opt/cuda/lib64/libcublasLt.so.13"), Caller::kLibrary);
+  EXPECT_EQ(CallerOfFile("libcudnn_ops.so.9"), Caller::kLibrary);
+  EXPECT_EQ(CallerOfFile("/usr/bin/fargpud"), Caller::kLibrary);
+  EXPECT_EQ(CallerOfFile("/opt/libcublas/app"), Caller::kProgram);
+  EXPECT_EQ(CallerOfFile("libcudart.so.13"), Caller::kProgram);
+  EXPECT_EQ(CallerOfFile(nullptr), Caller::kProgram);
+  EXPECT_EQ(CallerOf(reinterpret_cast<const void*>(&CallerOfFile)), Caller::kProgram);
+  int major = 0;
+  EXPECT_SUCCESS(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
+  EXPECT_EQ(major, 12);
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ absl::Status Driver::Init() {
   if (live_driver.load(std::memory_order_acquire) != nullptr) return absl::OkStatus();
   const char* const settings = std::getenv("FARGPU_SOFTGPU");
   absl::StatusOr<DeviceConfig> config =
-      ParseDeviceConfig(settings == nullptr ? "" : settings, ReadHostFacts());
+      ReadDeviceConfig(settings == nullptr ? "" : settings, ReadHostFacts());
   if (!config.ok()) {
     // Whoever set the variable must learn of the mistake, and most programs print only "invalid
     // argument" or count no devices.
@@ -318,6 +318,11 @@ void Driver::WaitForDevice(int device) {
   for (const std::shared_ptr<Context>& context : contexts.All()) {
     if (context->device == device) (void)context->SynchronizeAll();
   }
+}
+
+bool HostRangeReachable(uint64_t address, uint64_t bytes) {
+  Driver* const driver = Driver::Get();
+  return driver != nullptr && driver->registered.Covers(address, bytes);
 }
 
 }  // namespace fargpu::softgpu

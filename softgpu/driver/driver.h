@@ -29,6 +29,7 @@ struct Capture;
 struct Graph;
 class GraphExec;
 struct GraphNode;
+struct LinkState;
 struct MipmappedArray;
 struct SurfaceObject;
 struct TextureObject;
@@ -69,6 +70,7 @@ class Driver {
   HandleTable<Function, CUfunction> functions;
   HandleTable<Library, CUlibrary> libraries;
   HandleTable<Kernel, CUkernel> kernels;
+  HandleTable<LinkState, CUlinkState> links;
   HandleTable<MemPool, CUmemoryPool> pools;
   HandleTable<Array, CUarray> arrays;
   HandleTable<MipmappedArray, CUmipmappedArray> mipmapped_arrays;

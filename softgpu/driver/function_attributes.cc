@@ -47,6 +47,8 @@ absl::StatusOr<int> GetFunctionAttribute(const KernelInfo& info, const FunctionS
       return static_cast<int>(info.local_bytes);
     case CU_FUNC_ATTRIBUTE_NUM_REGS:
       return Registers(info);
+    // The virtual architecture, not the version of the language, whatever the name says: libraries
+    // choose their launch parameters by it.
     case CU_FUNC_ATTRIBUTE_PTX_VERSION:
       return info.ptx_version;
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:

@@ -130,6 +130,7 @@ absl::Status RunKernel(Driver& driver, const KernelNode& launch) {
   config.dynamic_shared_bytes = launch.shared_bytes;
   config.cooperative = IsCooperative(launch);
   config.params = launch.params;
+  ASSIGN_OR_RETURN(config.heap_bytes, context->GetLimit(CU_LIMIT_MALLOC_HEAP_SIZE));
   config.printf_sink = [&context](absl::string_view text) { context->printf_buffer.Append(text); };
   return function.program->Launch(function.index, config);
 }

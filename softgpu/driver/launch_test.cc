@@ -57,6 +57,13 @@ TEST_F(LaunchTest, PassesShapeAndParameters) {
   EXPECT_EQ(third, 99u);
 }
 
+TEST_F(LaunchTest, TheHeapIsAsLargeAsTheLimitSays) {
+  ASSERT_SUCCESS(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 123 << 10));
+  ASSERT_SUCCESS(LaunchShape(1, 1, 1, 1, 1, 1));
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(seen_.heap_bytes, 123u << 10);
+}
+
 TEST_F(LaunchTest, ParametersInOneBuffer) {
   char buffer[16] = {};
   std::memcpy(buffer + 12, &third_, 4);

@@ -15,6 +15,8 @@ struct MemPool {
   CUmemoryPool handle = nullptr;
   int device = 0;
   bool is_default = false;
+  bool exportable = false;  // by descriptor
+  bool imported = false;    // of another process: gives no memory of its own
   std::atomic<uint64_t> release_threshold{0};
   std::atomic<int> reuse_follow_event_dependencies{1};
   std::atomic<int> reuse_allow_opportunistic{1};

@@ -198,7 +198,7 @@ TEST_F(MemoryTest, VirtualMemoryRefusesWhatItCannot) {
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemCreate(&handle, 2 * kMiB, nullptr, 0));
   EXPECT_CU(CUDA_ERROR_OUT_OF_MEMORY,
             cuMemCreate(&handle, kTestDeviceBytes + 2 * kMiB, &properties, 0));
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
   EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuMemCreate(&handle, 2 * kMiB, &properties, 0));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemRelease(123456));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(0, 2 * kMiB));

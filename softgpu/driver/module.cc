@@ -8,6 +8,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 #include "common/cuda_error.h"
 #include "common/status_macros.h"
@@ -28,9 +30,16 @@ absl::StatusOr<std::vector<std::string>> TextsOf(const driver_abi::Image& image,
   absl::StatusOr<std::vector<driver_abi::PtxText>> ptx = driver_abi::PtxTexts(image, capability);
   if (!ptx.ok()) return CudaError(CUDA_ERROR_INVALID_IMAGE, ptx.status().message());
   std::vector<std::string> texts;
-  for (driver_abi::PtxText& text : *ptx) texts.push_back(std::move(text.text));
+  for (driver_abi::PtxText& text : *ptx) {
+    std::vector<std::string> parts = ReadPtx(std::move(text.text));
+    std::move(parts.begin(), parts.end(), std::back_inserter(texts));
+  }
   return texts;
 }
+
+// A comment to PTX. What cuLinkComplete gives must stand by itself, be copied and written to files,
+// so it is text.
+constexpr absl::string_view kNextModule = "\n//// the next module of a linked image\n";
 
 driver_abi::ImageKind FileKind(absl::string_view contents) {
   if (absl::StartsWith(contents,
@@ -42,6 +51,14 @@ driver_abi::ImageKind FileKind(absl::string_view contents) {
 }
 
 }  // namespace
+
+std::string JoinPtx(const std::vector<std::string>& texts) {
+  return absl::StrJoin(texts, kNextModule);
+}
+
+std::vector<std::string> ReadPtx(std::string text) {
+  return absl::StrSplit(text, absl::ByString(kNextModule));
+}
 
 std::shared_ptr<Function> Module::FindFunction(absl::string_view name) const {
   for (const std::shared_ptr<Function>& function : functions) {

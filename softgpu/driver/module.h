@@ -123,6 +123,10 @@ absl::StatusOr<std::vector<std::string>> ReadImage(const void* image, int capabi
 // The same for a file that holds a fatbin, a cubin or PTX. CUDA_ERROR_FILE_NOT_FOUND.
 absl::StatusOr<std::vector<std::string>> ReadImageFile(const char* path, int capability);
 
+// One text that stands for several PTX modules, and PTX that may be such a text.
+std::string JoinPtx(const std::vector<std::string>& texts);
+std::vector<std::string> ReadPtx(std::string text);
+
 // Links PTX; CUDA_ERROR_INVALID_PTX with the compiler's message for bad PTX.
 absl::StatusOr<std::unique_ptr<Program>> LinkProgram(const std::vector<std::string>& texts,
                                                      std::string* log);

@@ -364,5 +364,27 @@ TEST_F(StreamTest, ManyThreadsOnManyStreams) {
   EXPECT_EQ(count, 400);
 }
 
+TEST_F(StreamTest, AttributesAreKept) {
+  const CUstream stream = Create(0);
+  CUstreamAttrValue value = {};
+  EXPECT_SUCCESS(cuStreamGetAttribute(stream, CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value));
+  EXPECT_EQ(value.syncPolicy, CU_SYNC_POLICY_AUTO);
+  value = {};
+  value.accessPolicyWindow.num_bytes = 1 << 20;
+  value.accessPolicyWindow.hitRatio = 0.5f;
+  EXPECT_SUCCESS(cuStreamSetAttribute(stream, CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, &value));
+  const CUstream other = Create(0);
+  EXPECT_SUCCESS(cuStreamCopyAttributes(other, stream));
+  value = {};
+  EXPECT_SUCCESS(cuStreamGetAttribute(other, CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, &value));
+  EXPECT_EQ(value.accessPolicyWindow.num_bytes, size_t{1} << 20);
+  value.accessPolicyWindow.hitRatio = 2;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuStreamSetAttribute(stream, CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, &value));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuStreamGetAttribute(stream, static_cast<CUstreamAttrID>(77), &value));
+  EXPECT_CU(CUDA_ERROR_INVALID_HANDLE, cuStreamCopyAttributes(stream, (CUstream)0x777));
+}
+
 }  // namespace
 }  // namespace fargpu::softgpu

@@ -407,6 +407,24 @@ TEST(FaultTest, MisalignedAccesses) {
               IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
 }
 
+TEST(FaultTest, RegisteredMemoryIsReachedAtItsOwnAddress) {
+  alignas(8) uint32_t host[4] = {1, 2, 3, 4};
+  const uint64_t address = reinterpret_cast<uint64_t>(host);
+  RegisterHostRange(address, 8);
+  EXPECT_OK(Access("ld.global.u32 %r2, [%a+4]; add.u32 %r2, %r2, 5; st.u32 [%a], %r2;", address));
+  EXPECT_EQ(host[0], 7u);
+  EXPECT_OK(Access("atom.global.add.u32 %r2, [%a], 1;", address));
+  EXPECT_EQ(host[0], 8u);
+  EXPECT_THAT(Access("st.global.u32 [%a], 1;", address + 8),
+              IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  EXPECT_EQ(host[2], 3u);
+  EXPECT_THAT(Access("st.global.u32 [%a], 1;", address + 2),
+              IsCudaError(CUDA_ERROR_MISALIGNED_ADDRESS));
+  EXPECT_THAT(Access("st.shared.u32 [%a], 1;", address), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+  RegisterHostRange(0, 0);
+  EXPECT_THAT(Access("st.global.u32 [%a], 1;", address), IsCudaError(CUDA_ERROR_ILLEGAL_ADDRESS));
+}
+
 TEST(FaultTest, TrapAndUnsupported) {
   EXPECT_THAT(Access("trap;", 0), IsCudaError(CUDA_ERROR_LAUNCH_FAILED));
   const absl::Status status = Access("wgmma.fence.sync.aligned;", 0);

@@ -49,14 +49,31 @@ namespace {
 void Fault(WarpContext* c, const uint64_t* addresses, uint32_t mask, uint32_t bytes,
            uint32_t line) {
   const AddressWindow window = DeviceWindow();
+  const bool in_block = (bytes & kFaultInBlock) != 0;
+  bytes &= ~kFaultInBlock;
+  const auto reachable = [&](uint64_t address) {
+    return !in_block && address % bytes == 0 &&
+           (address - window.base < window.size || HostRangeReachable(address, bytes));
+  };
+  bool all = true;
+  for (uint32_t rest = mask; rest != 0 && all; rest &= rest - 1) {
+    all = reachable(addresses[std::countr_zero(rest)]);
+  }
+  // A range that leaves the window although its anchor is inside is not the program's memory.
+  const bool any_outside = [&] {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+      if (addresses[std::countr_zero(rest)] - window.base >= window.size) return true;
+    }
+    return false;
+  }();
+  if (all && any_outside) return;
   // The lane to blame: the first that is out of bounds or misaligned. Offsets into shared or
   // local memory are small numbers, outside the window.
   for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const uint64_t address = addresses[lane];
-    const bool in_window = address - window.base < window.size;
     const bool misaligned = address % bytes != 0;
-    if (in_window && !misaligned) continue;
+    if (reachable(address)) continue;
     if (misaligned) {
       EndLaunch(c, CUDA_ERROR_MISALIGNED_ADDRESS,
                 absl::StrFormat("%s, %s, PTX line %u: address 0x%x is not a multiple of %u",

@@ -195,10 +195,18 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
     llvm::Value* wide = builder_.CreateZExt(at, VectorOf(i64));
     llvm::CallInst* call = llvm::cast<llvm::CallInst>(
         CallRuntime(kRuntimeFault, builder_.getVoidTy(),
-                    {SpillLanes(wide, "bad"), MaskBits(mask), Int32(group.bytes),
+                    {SpillLanes(wide, "bad"), MaskBits(mask),
+                     Int32(static_cast<uint32_t>(group.bytes) | (relative ? kFaultInBlock : 0)),
                      Int32(static_cast<uint32_t>(i.location.line))}));
-    call->setDoesNotReturn();
-    builder_.CreateUnreachable();
+    if (relative) {
+      call->setDoesNotReturn();
+      builder_.CreateUnreachable();
+    } else {
+      // It returns if the program registered that memory for the device. It touches nothing that
+      // kernels see, so that what was loaded before stays known.
+      call->setMemoryEffects(llvm::MemoryEffects::inaccessibleOrArgMemOnly());
+      builder_.CreateBr(ok);
+    }
     builder_.SetInsertPoint(ok);
   };
 

@@ -38,6 +38,9 @@ struct WarpContext {
   void* block = nullptr;                // the executor's
 };
 
+// In the bytes of kRuntimeFault: the addresses are offsets into shared or local memory.
+inline constexpr uint32_t kFaultInBlock = 1u << 31;
+
 // Functions that compiled code calls, all of the form R f(WarpContext*, ...). Arrays hold one
 // element per lane; only lanes in `mask` count.
 enum RuntimeFunction : int {

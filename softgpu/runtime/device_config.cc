@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/strip.h"
 
 #include "common/status_macros.h"
+#include "softgpu/runtime/device_models.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -61,15 +63,16 @@ absl::StatusOr<int> ParseInt(absl::string_view key, absl::string_view value, int
   return number;
 }
 
-absl::Status ParseCapability(absl::string_view value, DeviceSpec* spec) {
+absl::Status ParseCapability(absl::string_view key, absl::string_view value, int* out_major,
+                             int* out_minor) {
   const std::vector<absl::string_view> parts = absl::StrSplit(value, '.');
   int major = 0, minor = 0;
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &major) ||
       !absl::SimpleAtoi(parts[1], &minor) || major < 1 || major > 99 || minor < 0 || minor > 9) {
-    return BadValue("capability", value, "MAJOR.MINOR, e.g. 13.0");
+    return BadValue(key, value, "MAJOR.MINOR, e.g. 12.0");
   }
-  spec->capability_major = major;
-  spec->capability_minor = minor;
+  *out_major = major;
+  *out_minor = minor;
   return absl::OkStatus();
 }
 
@@ -146,7 +149,16 @@ absl::StatusOr<DeviceConfig> ParseDeviceConfig(absl::string_view text, const Hos
         }
         spec.name = std::string(value);
       } else if (key == "capability") {
-        RETURN_IF_ERROR(ParseCapability(value, &spec));
+        RETURN_IF_ERROR(
+            ParseCapability(key, value, &spec.capability_major, &spec.capability_minor));
+      } else if (key == "library_capability") {
+        RETURN_IF_ERROR(ParseCapability(key, value, &spec.library_capability_major,
+                                        &spec.library_capability_minor));
+      } else if (key == "model") {
+        if (!ApplyModel(value, &spec)) return BadValue(key, value, ModelNames());
+      } else if (key == "clock") {
+        ASSIGN_OR_RETURN(const int megahertz, ParseInt(key, value, 1, 10000));
+        spec.clock_khz = megahertz * 1000;
       } else if (key == "sms") {
         ASSIGN_OR_RETURN(spec.multiprocessors, ParseInt(key, value, 1, 1024));
       } else if (key == "machine") {
@@ -158,7 +170,8 @@ absl::StatusOr<DeviceConfig> ParseDeviceConfig(absl::string_view text, const Hos
       } else {
         return absl::InvalidArgumentError(
             absl::StrCat("FARGPU_SOFTGPU: unknown key \"", key,
-                         "\": expected devices, memory, name, capability, sms, mode or machine"));
+                         "\": expected devices, model, memory, name, capability, "
+                         "library_capability, sms, clock, mode or machine"));
       }
     }
     if (config.devices.size() + count > kMaxDevices) {
@@ -173,6 +186,61 @@ absl::StatusOr<DeviceConfig> ParseDeviceConfig(absl::string_view text, const Hos
     config.devices[i].pci_bus = kFirstPciBus + ordinal;
   }
   return config;
+}
+
+absl::StatusOr<DeviceConfig> ParseDeviceConfigFile(absl::string_view contents,
+                                                   const HostFacts& host) {
+  std::string settings;
+  bool in_device = false;
+  int number = 0;
+  const auto error = [&](absl::string_view message) {
+    return absl::InvalidArgumentError(absl::StrCat("FARGPU_SOFTGPU: line ", number, ": ", message));
+  };
+  for (absl::string_view line : absl::StrSplit(contents, '\n')) {
+    ++number;
+    line = absl::StripAsciiWhitespace(line);
+    if (line.empty() || line[0] == '#') continue;
+    if (line == "[[device]]") {
+      if (in_device) settings += ';';
+      in_device = true;
+      continue;
+    }
+    const std::pair<absl::string_view, absl::string_view> pair =
+        absl::StrSplit(line, absl::MaxSplits('=', 1));
+    const absl::string_view key = absl::StripAsciiWhitespace(pair.first);
+    absl::string_view value = absl::StripAsciiWhitespace(pair.second);
+    if (absl::ConsumePrefix(&value, "\"")) {
+      const size_t close = value.find('"');
+      if (close == absl::string_view::npos) return error("a text has no closing quote");
+      value = value.substr(0, close);
+    } else {
+      value = absl::StripAsciiWhitespace(value.substr(0, value.find('#')));
+    }
+    if (key.empty() || line.find('=') == absl::string_view::npos) {
+      return error("expected [[device]] or KEY = VALUE");
+    }
+    if (value.find_first_of(",;") != absl::string_view::npos) {
+      return error("a value must not contain ',' or ';'");
+    }
+    absl::StrAppend(&settings, key, "=", value, ",");
+    // Each line is also checked by itself, so that the error can name it.
+    const absl::StatusOr<DeviceConfig> alone =
+        ParseDeviceConfig(absl::StrCat(key, "=", value), host);
+    if (!alone.ok()) return error(alone.status().message());
+  }
+  return ParseDeviceConfig(settings, host);
+}
+
+absl::StatusOr<DeviceConfig> ReadDeviceConfig(absl::string_view variable, const HostFacts& host) {
+  if (!absl::EndsWith(variable, ".toml")) return ParseDeviceConfig(variable, host);
+  std::ifstream file{std::string(variable)};
+  if (!file) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("FARGPU_SOFTGPU: cannot open the file ", variable));
+  }
+  const std::string contents((std::istreambuf_iterator<char>(file)),
+                             std::istreambuf_iterator<char>());
+  return ParseDeviceConfigFile(contents, host);
 }
 
 }  // namespace fargpu::softgpu

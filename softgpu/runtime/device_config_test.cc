@@ -16,8 +16,8 @@ TEST(DeviceConfigTest, DefaultsToOneCard) {
   const DeviceSpec& device = config.devices[0];
   EXPECT_EQ(device.name, "FarGPU Software Device");
   EXPECT_EQ(device.memory_bytes, 4 * kGiB);
-  EXPECT_EQ(device.capability_major, 13);
-  EXPECT_EQ(device.capability_minor, 0);
+  EXPECT_EQ(device.capability_major, 12);
+  EXPECT_EQ(device.library_capability_major, 13);
   EXPECT_EQ(config.mode, ExecutionMode::kRun);
 }
 
@@ -42,6 +42,50 @@ TEST(DeviceConfigTest, ReadsEveryKey) {
   EXPECT_EQ(config.devices[2].memory_bytes, kGiB);
   EXPECT_EQ(config.devices[2].multiprocessors, 16);
   EXPECT_EQ(config.mode, ExecutionMode::kNull);
+}
+
+TEST(DeviceConfigTest, ModelsAreRealCards) {
+  ASSERT_OK_AND_ASSIGN(
+      const DeviceConfig config,
+      ParseDeviceConfig("model=h100,memory=2GiB;model=t4,devices=2,clock=700", kHost));
+  ASSERT_EQ(config.devices.size(), 3u);
+  EXPECT_EQ(config.devices[0].name, "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(config.devices[0].memory_bytes, 2 * kGiB);
+  EXPECT_EQ(config.devices[0].multiprocessors, 132);
+  EXPECT_EQ(config.devices[0].capability_major, 9);
+  EXPECT_EQ(config.devices[0].library_capability_major, 13);
+  EXPECT_EQ(config.devices[2].capability_minor, 5);
+  EXPECT_EQ(config.devices[2].clock_khz, 700000);
+  EXPECT_THAT(std::string(ParseDeviceConfig("model=riva128", kHost).status().message()),
+              HasSubstr("h100"));
+}
+
+TEST(DeviceConfigTest, ReadsFiles) {
+  ASSERT_OK_AND_ASSIGN(const DeviceConfig config, ParseDeviceConfigFile(R"(
+# two kinds of cards
+mode = "null"
+[[device]]
+model = "a100"      # as it is
+devices = 2
+[[device]]
+name = "Small # One"
+memory = "512MiB"
+)",
+                                                                        kHost));
+  ASSERT_EQ(config.devices.size(), 3u);
+  EXPECT_EQ(config.mode, ExecutionMode::kNull);
+  EXPECT_EQ(config.devices[1].name, "NVIDIA A100-SXM4-80GB");
+  EXPECT_EQ(config.devices[2].name, "Small # One");
+  EXPECT_EQ(config.devices[2].memory_bytes, kGiB / 2);
+  const auto message = [](absl::string_view contents) {
+    return std::string(ParseDeviceConfigFile(contents, kHost).status().message());
+  };
+  EXPECT_THAT(message("\nsms = 0"), HasSubstr("line 2"));
+  EXPECT_THAT(message("name = \"x"), HasSubstr("line 1: a text has no closing quote"));
+  EXPECT_THAT(message("[device]"), HasSubstr("expected [[device]]"));
+  EXPECT_THAT(message("name = \"a,b\""), HasSubstr("must not contain"));
+  EXPECT_THAT(std::string(ReadDeviceConfig("/no/such.toml", kHost).status().message()),
+              HasSubstr("cannot open the file /no/such.toml"));
 }
 
 TEST(DeviceConfigTest, CardsDifferAndStayTheSame) {

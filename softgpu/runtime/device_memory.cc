@@ -25,7 +25,9 @@ uint64_t BytesTaken(uint64_t size) {
                                   : RoundUp(size, kBlockBytes);
 }
 
-bool IsCharged(AllocationKind kind) { return kind != AllocationKind::kHost; }
+bool IsCharged(AllocationKind kind) {
+  return kind != AllocationKind::kHost && kind != AllocationKind::kShared;
+}
 
 void* ToPointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
@@ -78,6 +80,7 @@ void DeviceMemory::GiveBlocks(uint64_t address, uint64_t size) {
   mmap(ToPointer(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
        -1, 0);
   madvise(ToPointer(address), size, MADV_DONTDUMP);
+  shared_files_.erase(address);
   addresses_.Give(address, size + kBlockBytes);
 }
 

@@ -14,6 +14,7 @@
 #include "common/mutex.h"
 #include "softgpu/compiler.h"
 #include "softgpu/runtime/address_space.h"
+#include "softgpu/runtime/shared_file.h"
 
 namespace fargpu::softgpu {
 
@@ -27,6 +28,7 @@ enum class AllocationKind {
   kMapped,   // cuMemCreate + cuMemMap
   kArray,    // of a CUDA array: programs never see the address
   kGraph,    // of a graph: the address stays while its bytes come and go
+  kShared,   // of another process (cuIpcOpenMemHandle and the like), charged there
 };
 
 struct Allocation {
@@ -86,11 +88,24 @@ class DeviceMemory {
   GraphUse GetGraphUse(int device) const;
   void ResetGraphHigh(int device);
 
+  // Memory between processes (shared_memory.cc). Share makes the allocation around `address` one
+  // that others can open, in place: nothing may be running that writes to it.
+  // CUDA_ERROR_INVALID_VALUE if it is none of kDevice.
+  absl::StatusOr<SharedFileName> Share(uint64_t address);
+  // Maps what `name` means; the result is freed as any allocation. CUDA_ERROR_INVALID_VALUE if it
+  // is no more.
+  absl::StatusOr<uint64_t> OpenShared(const SharedFileName& name, uint64_t context);
+  // A descriptor of physical memory that was created to be exported, and such memory again.
+  absl::StatusOr<UniqueFd> ExportPhysical(uint64_t handle) const;
+  absl::StatusOr<uint64_t> ImportPhysical(int fd);
+
   // The virtual memory interface (virtual_memory.cc). All sizes, offsets and addresses must be
   // multiples of kBlockBytes, else CUDA_ERROR_INVALID_VALUE.
   absl::StatusOr<uint64_t> Reserve(uint64_t size, uint64_t alignment, uint64_t hint);
   absl::Status Unreserve(uint64_t address, uint64_t size);
-  absl::StatusOr<uint64_t> CreatePhysical(int device, uint64_t size);
+  enum class Export { kNo, kYes };
+  absl::StatusOr<uint64_t> CreatePhysical(int device, uint64_t size,
+                                          Export exportable = Export::kNo);
   absl::Status ReleasePhysical(uint64_t handle);
   // A further reference to the physical memory mapped at `address`.
   absl::StatusOr<uint64_t> RetainPhysical(uint64_t address);
@@ -121,6 +136,9 @@ class DeviceMemory {
     uint64_t file_offset = 0;
     uint64_t handle_references = 0;
     uint64_t mappings = 0;
+    // A file of its own, for memory that crosses processes; else it is part of its device's file.
+    std::shared_ptr<UniqueFd> own_file;
+    bool imported = false;  // charged in another process
   };
   // One sparse file holds all physical memory of a device that came from cuMemCreate.
   struct BackingFile {
@@ -137,6 +155,7 @@ class DeviceMemory {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseBytes(const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Records::const_iterator FindRecord(uint64_t address) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t AddPhysical(Physical physical) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPhysicalIfUnused(uint64_t handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckReserved(uint64_t address, uint64_t size) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -157,6 +176,12 @@ class DeviceMemory {
   absl::flat_hash_map<uint64_t, Physical> physicals_ ABSL_GUARDED_BY(mutex_);
   std::vector<BackingFile> files_ ABSL_GUARDED_BY(mutex_);
   std::vector<GraphUse> graph_use_ ABSL_GUARDED_BY(mutex_);
+  // The files of shared blocks of memory, by the blocks' address.
+  struct SharedBlocks {
+    SharedFile file;
+    uint64_t size = 0;
+  };
+  std::map<uint64_t, SharedBlocks> shared_files_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_buffer_id_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t next_physical_ ABSL_GUARDED_BY(mutex_) = 1;
 };

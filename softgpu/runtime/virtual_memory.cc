@@ -80,13 +80,28 @@ absl::Status DeviceMemory::Unreserve(uint64_t address, uint64_t size) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> DeviceMemory::CreatePhysical(int device, uint64_t size) {
+absl::StatusOr<uint64_t> DeviceMemory::CreatePhysical(int device, uint64_t size,
+                                                      Export exportable) {
   if (size == 0 || !IsWhole(size)) {
     return Invalid(
         absl::StrCat("physical memory of ", size, " bytes: not a multiple of ", kBlockBytes));
   }
   MutexLock lock(&mutex_);
   RETURN_IF_ERROR(Charge(device, size));
+  if (exportable == Export::kYes) {
+    absl::StatusOr<SharedFile> file = CreateSharedFile(size, device);
+    if (!file.ok()) {
+      used_[device] -= size;
+      return CudaError(CUDA_ERROR_OUT_OF_MEMORY, file.status().message());
+    }
+    return AddPhysical({.device = device,
+                        .size = size,
+                        .file_offset = 0,
+                        .handle_references = 1,
+                        .mappings = 0,
+                        .own_file = std::make_shared<UniqueFd>(std::move(file->fd)),
+                        .imported = false});
+  }
   BackingFile& file = files_[device];
   if (!file.fd.valid()) {
     UniqueFd fd(memfd_create("fargpu-softgpu", MFD_CLOEXEC));
@@ -106,12 +121,18 @@ absl::StatusOr<uint64_t> DeviceMemory::CreatePhysical(int device, uint64_t size)
     return CudaError(CUDA_ERROR_OUT_OF_MEMORY,
                      absl::StrCat("device ", device, " is too fragmented for ", size, " bytes"));
   }
+  return AddPhysical({.device = device,
+                      .size = size,
+                      .file_offset = *offset,
+                      .handle_references = 1,
+                      .mappings = 0,
+                      .own_file = nullptr,
+                      .imported = false});
+}
+
+uint64_t DeviceMemory::AddPhysical(Physical physical) {
   const uint64_t handle = next_physical_++;
-  physicals_.emplace(handle, Physical{.device = device,
-                                      .size = size,
-                                      .file_offset = *offset,
-                                      .handle_references = 1,
-                                      .mappings = 0});
+  physicals_.emplace(handle, std::move(physical));
   return handle;
 }
 
@@ -119,11 +140,13 @@ void DeviceMemory::DropPhysicalIfUnused(uint64_t handle) {
   const auto found = physicals_.find(handle);
   const Physical physical = found->second;
   if (physical.handle_references > 0 || physical.mappings > 0) return;
-  BackingFile& file = files_[physical.device];
-  fallocate(file.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-            static_cast<off_t>(physical.file_offset), static_cast<off_t>(physical.size));
-  file.space->Give(physical.file_offset, physical.size);
-  used_[physical.device] -= physical.size;
+  if (physical.own_file == nullptr) {
+    BackingFile& file = files_[physical.device];
+    fallocate(file.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(physical.file_offset), static_cast<off_t>(physical.size));
+    file.space->Give(physical.file_offset, physical.size);
+  }
+  if (!physical.imported) used_[physical.device] -= physical.size;
   physicals_.erase(found);
 }
 
@@ -191,9 +214,10 @@ absl::Status DeviceMemory::Map(uint64_t address, uint64_t size, uint64_t offset,
       FindRecord(address) != records_.end()) {
     return Invalid(absl::StrCat("range 0x", absl::Hex(address), " + ", size, " is mapped already"));
   }
-  void* const mapped =
-      mmap(ToPointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED,
-           files_[physical.device].fd.get(), static_cast<off_t>(physical.file_offset + offset));
+  void* const mapped = mmap(
+      ToPointer(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED,
+      physical.own_file != nullptr ? physical.own_file->get() : files_[physical.device].fd.get(),
+      static_cast<off_t>(physical.file_offset + offset));
   if (mapped == MAP_FAILED) {
     return CudaError(CUDA_ERROR_OUT_OF_MEMORY, ErrnoStatus("mmap of device memory").message());
   }

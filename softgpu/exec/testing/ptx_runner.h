@@ -12,6 +12,9 @@
 
 namespace fargpu::softgpu {
 
+// Makes one range of the program's memory reachable for kernels (window_double.cc).
+void RegisterHostRange(uint64_t address, uint64_t bytes);
+
 // Memory in the device window, for tests.
 template <typename T>
 class DeviceBuffer {

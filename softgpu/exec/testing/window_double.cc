@@ -1,10 +1,13 @@
 // The device window for tests of the compiler half: a bump allocator without accounts.
 #include <sys/mman.h>
 
+#include <atomic>
+
 #include "absl/base/thread_annotations.h"
 
 #include "common/mutex.h"
 #include "softgpu/compiler.h"
+#include "softgpu/exec/testing/ptx_runner.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -51,6 +54,21 @@ void ReleaseWindowRange(uint64_t address, uint64_t bytes) {
   bytes = (bytes + kPage - 1) / kPage * kPage;
   mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+namespace {
+std::atomic<uint64_t> registered_base{0};
+std::atomic<uint64_t> registered_size{0};
+}  // namespace
+
+void RegisterHostRange(uint64_t address, uint64_t bytes) {
+  registered_base = address;
+  registered_size = bytes;
+}
+
+bool HostRangeReachable(uint64_t address, uint64_t bytes) {
+  return address - registered_base < registered_size &&
+         bytes <= registered_size - (address - registered_base);
 }
 
 }  // namespace fargpu::softgpu
