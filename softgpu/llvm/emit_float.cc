@@ -197,15 +197,19 @@ absl::Status InstructionEmitter::EmitFloatArithmetic(const Instruction& i) {
   return Set(i, 0, args.Wrap(Saturate(i, Flush(i, type, result))), type);
 }
 
-absl::Status InstructionEmitter::EmitFloatMinMax(const Instruction& i) {
-  const Type type = i.type();
-  if (type.bits == 16 || type.lanes == 2) return EmitHalfArithmetic(i);
-  if (i.operands.size() > 3) return Unsupported(i, "three operands");
-  ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}, {2, type}}));
-  llvm::Value* a = Flush(i, type, args.v[0]);
-  llvm::Value* b = Flush(i, type, args.v[1]);
+// The smaller or larger of two floats or doubles, with .NaN, .abs and .xorsign.
+llvm::Value* InstructionEmitter::PickFloat(const Instruction& i, llvm::Value* a, llvm::Value* b) {
   const bool minimum = i.opcode == "min";
-  if (i.Has("abs") || i.Has("xorsign")) return Unsupported(i, ".xorsign.abs");
+  llvm::Value* sign = nullptr;
+  if (i.Has("xorsign")) {
+    llvm::Value* differs = builder_.CreateXor(AsBits(a), AsBits(b));
+    const unsigned width = differs->getType()->getScalarSizeInBits();
+    sign = builder_.CreateAnd(differs, Constant(differs, uint64_t{1} << (width - 1)));
+  }
+  if (i.Has("abs")) {
+    a = Intrinsic(llvm::Intrinsic::fabs, {a});
+    b = Intrinsic(llvm::Intrinsic::fabs, {b});
+  }
   llvm::Value* less = minimum ? builder_.CreateFCmpOLT(a, b) : builder_.CreateFCmpOGT(a, b);
   llvm::Value* picked = builder_.CreateSelect(less, a, b);
   // Of equal values the only different ones are the zeros: -0 is the smaller.
@@ -215,30 +219,49 @@ absl::Status InstructionEmitter::EmitFloatMinMax(const Instruction& i) {
       minimum ? builder_.CreateOr(bits_a, bits_b) : builder_.CreateAnd(bits_a, bits_b);
   picked = builder_.CreateSelect(builder_.CreateFCmpOEQ(a, b),
                                  builder_.CreateBitCast(zeros, a->getType()), picked);
-  llvm::Value* nan =
-      llvm::ConstantInt::get(bits_a->getType(), type.bits == 32 ? 0x7fffffff : 0x7fffffffffffffff);
-  nan = builder_.CreateBitCast(nan, a->getType());
-  if (i.Has("NaN")) {
-    picked = builder_.CreateSelect(builder_.CreateFCmpUNO(a, b), nan, picked);
-  } else {  // the number beside a NaN; b is already picked if a is one
-    picked = builder_.CreateSelect(builder_.CreateFCmpUNO(b, b), a, picked);
-    picked = builder_.CreateSelect(builder_.CreateFCmpUNO(picked, picked), nan, picked);
+  if (sign != nullptr) {
+    picked = builder_.CreateBitCast(builder_.CreateOr(AsBits(picked), sign), a->getType());
   }
+  llvm::Value* nan =
+      Constant(bits_a, a->getType()->getScalarSizeInBits() == 32 ? 0x7fffffff : 0x7fffffffffffffff);
+  nan = builder_.CreateBitCast(nan, a->getType());
+  if (i.Has("NaN")) return builder_.CreateSelect(builder_.CreateFCmpUNO(a, b), nan, picked);
+  // The number beside a NaN, with the sign that .xorsign gives it.
+  llvm::Value* number = a;
+  if (sign != nullptr) {
+    number = builder_.CreateBitCast(builder_.CreateOr(bits_a, sign), a->getType());
+  }
+  picked = builder_.CreateSelect(builder_.CreateFCmpUNO(b, b), number, picked);
+  return builder_.CreateSelect(
+      builder_.CreateAnd(builder_.CreateFCmpUNO(a, a), builder_.CreateFCmpUNO(b, b)), nan, picked);
+}
+
+absl::Status InstructionEmitter::EmitFloatMinMax(const Instruction& i) {
+  const Type type = i.type();
+  if (type.bits == 16 || type.lanes == 2) return EmitHalfArithmetic(i);
+  if (i.operands.size() > 4) return Malformed(i, "takes at most three operands to choose from");
+  const bool three = i.operands.size() == 4;
+  if (three && i.Has("xorsign")) return Malformed(i, ".xorsign takes two operands");
+  Args args;
+  if (three) {
+    ASSIGN_OR_RETURN(args, Fetch(i, {{1, type}, {2, type}, {3, type}}));
+  } else {
+    ASSIGN_OR_RETURN(args, Fetch(i, {{1, type}, {2, type}}));
+  }
+  llvm::Value* picked = PickFloat(i, Flush(i, type, args.v[0]), Flush(i, type, args.v[1]));
+  if (three) picked = PickFloat(i, picked, Flush(i, type, args.v[2]));
   return Set(i, 0, args.Wrap(picked), type);
 }
 
 absl::Status InstructionEmitter::EmitFloatAbsNeg(const Instruction& i) {
   const Type type = i.type();
-  // Bit operations serve all formats, packed ones too.
+  if (type.bits == 16 || type.lanes == 2) return EmitHalfArithmetic(i);
   Type bits = type;
   bits.kind = Type::kBits;
-  bits.lanes = 1;
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, bits}}));
-  const unsigned width = type.bits / type.lanes;
-  uint64_t sign = uint64_t{1} << (width - 1);
-  if (type.lanes == 2) sign |= sign << width;
+  const uint64_t sign = uint64_t{1} << (type.bits - 1);
   llvm::Value* v = args.v[0];
-  if (type.lanes == 1 && type.bits == 32) v = AsBits(Flush(i, type, AsType(v, type)));
+  if (type.bits == 32) v = AsBits(Flush(i, type, AsType(v, type)));
   v = i.opcode == "abs" ? builder_.CreateAnd(v, Constant(v, ~sign))
                         : builder_.CreateXor(v, Constant(v, sign));
   return Set(i, 0, args.Wrap(v), bits);
@@ -407,6 +430,14 @@ absl::Status InstructionEmitter::EmitApproximate(const Instruction& i) {
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}}));
   llvm::Value* x = Flush(i, type, args.v[0]);
   if (op == "rsqrt") {
+    if (type.bits == 64 && i.Has("ftz")) {
+      llvm::Value* bits = AsBits(x);
+      llvm::Value* exponent = builder_.CreateAnd(bits, Constant(bits, 0x7ff0000000000000));
+      llvm::Value* zero = builder_.CreateAnd(bits, Constant(bits, uint64_t{1} << 63));
+      x = AsType(
+          builder_.CreateSelect(builder_.CreateICmpEQ(exponent, Constant(bits, 0)), zero, bits),
+          type);
+    }
     llvm::Value* root = Intrinsic(llvm::Intrinsic::sqrt, {x});
     llvm::Value* result = builder_.CreateFDiv(FloatConstant(x, 1), root);
     if (type.bits == 64) {

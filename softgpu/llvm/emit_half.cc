@@ -57,82 +57,157 @@ llvm::Value* InstructionEmitter::NarrowToOdd(llvm::Value* wide) {
   return builder_.CreateBitCast(bits, narrow->getType());
 }
 
+llvm::Value* InstructionEmitter::AddToOdd(llvm::Value* a, llvm::Value* b) {
+  llvm::Value* sum = builder_.CreateFAdd(a, b);
+  // What the rounding lost, exactly; NaN beside an infinity.
+  llvm::Value* b_part = builder_.CreateFSub(sum, a);
+  llvm::Value* rest = builder_.CreateFAdd(builder_.CreateFSub(a, builder_.CreateFSub(sum, b_part)),
+                                          builder_.CreateFSub(b, b_part));
+  llvm::Value* bits = AsBits(sum);
+  llvm::Value* zero = FloatConstant(rest, 0);
+  llvm::Value* even =
+      builder_.CreateICmpEQ(builder_.CreateAnd(bits, Constant(bits, 1)), Constant(bits, 0));
+  llvm::Value* same_sign =
+      builder_.CreateICmpEQ(builder_.CreateFCmpOGT(rest, zero), builder_.CreateFCmpOGT(sum, zero));
+  llvm::Value* step =
+      builder_.CreateSelect(same_sign, Constant(bits, 1), Constant(bits, ~uint64_t{0}));
+  bits = builder_.CreateSelect(builder_.CreateAnd(builder_.CreateFCmpONE(rest, zero), even),
+                               builder_.CreateAdd(bits, step), bits);
+  return builder_.CreateBitCast(bits, sum->getType());
+}
+
+llvm::Value* InstructionEmitter::FlushHalf(Type type, llvm::Value* bits) {
+  const uint64_t exponent = type.kind == Type::kBFloat ? 0x7f80 : 0x7c00;
+  llvm::Value* tiny =
+      builder_.CreateICmpEQ(builder_.CreateAnd(bits, Constant(bits, exponent)), Constant(bits, 0));
+  return builder_.CreateSelect(tiny, builder_.CreateAnd(bits, Constant(bits, 0x8000)), bits);
+}
+
+// One result from one element of each operand, all as i16.
+absl::StatusOr<llvm::Value*> InstructionEmitter::HalfOperation(
+    const Instruction& i, Type type, const std::array<llvm::Value*, 3>& bits) {
+  const absl::string_view op = i.opcode;
+  const bool flush = i.Has("ftz");
+  if (op == "abs" || op == "neg") {
+    llvm::Value* v = flush ? FlushHalf(type, bits[0]) : bits[0];
+    return op == "abs" ? builder_.CreateAnd(v, Constant(v, 0x7fff))
+                       : builder_.CreateXor(v, Constant(v, 0x8000));
+  }
+  llvm::Value* v[3] = {};
+  for (size_t k = 0; k < 3; ++k) {
+    if (bits[k] != nullptr) v[k] = LoadHalf(type, flush ? FlushHalf(type, bits[k]) : bits[k]);
+  }
+  llvm::Value* r;
+  if (op == "add") {
+    r = builder_.CreateFAdd(v[0], v[1]);
+  } else if (op == "sub") {
+    r = builder_.CreateFSub(v[0], v[1]);
+  } else if (op == "mul") {
+    r = builder_.CreateFMul(v[0], v[1]);
+  } else if (op == "fma" || op == "mad") {
+    // The product of halves is exact in double; their sum, made odd, is rounded once more.
+    llvm::Type* real = SameShape(v[0], builder_.getDoubleTy());
+    llvm::Value* product =
+        builder_.CreateFMul(builder_.CreateFPExt(v[0], real), builder_.CreateFPExt(v[1], real));
+    llvm::Value* addend = builder_.CreateFPExt(v[2], real);
+    // f16 has so small a range that no sum loses a bit which matters.
+    r = NarrowToOdd(type.kind == Type::kBFloat ? AddToOdd(product, addend)
+                                               : builder_.CreateFAdd(product, addend));
+  } else if (op == "min" || op == "max") {
+    r = PickFloat(i, v[0], v[1]);
+  } else if (op == "ex2") {
+    r = Exp2(v[0]);
+  } else if (op == "tanh") {
+    r = Tanh(v[0]);
+  } else {
+    return Unsupported(i, "this operation on halves");
+  }
+  if (i.Has("sat")) r = Saturate(i, r);
+  if (i.Has("relu")) r = Relu(r);
+  llvm::Value* result = StoreHalf(type, r);
+  return flush ? FlushHalf(type, result) : result;
+}
+
 absl::Status InstructionEmitter::EmitHalfArithmetic(const Instruction& i) {
   const Type type = i.type();
-  const absl::string_view op = i.opcode;
-  const bool ternary = op == "fma" || op == "mad";
-  const bool unary =
-      op == "ex2" || op == "tanh" || op == "lg2" || op == "rsqrt" || op == "rcp" || op == "sqrt";
+  if (type.bits == 64) return EmitFloatPair(i);
   if (i.Has("rz") || i.Has("rm") || i.Has("rp")) return Unsupported(i, "this rounding of halves");
   const Type bits = {Type::kBits, 1, type.bits};
   Args args;
-  if (unary) {
-    ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}}));
-  } else if (ternary) {
-    ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}, {2, bits}, {3, bits}}));
-  } else {
-    ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}, {2, bits}}));
+  switch (i.operands.size()) {
+    case 2: {
+      ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}}));
+      break;
+    }
+    case 3: {
+      ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}, {2, bits}}));
+      break;
+    }
+    case 4: {
+      ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}, {2, bits}, {3, bits}}));
+      break;
+    }
+    default:
+      return Malformed(i, "takes two to four operands");
+  }
+  const bool ternary = i.opcode == "fma" || i.opcode == "mad";
+  const bool binary = i.opcode == "add" || i.opcode == "sub" || i.opcode == "mul" ||
+                      i.opcode == "min" || i.opcode == "max";
+  if (i.operands.size() != (ternary ? 4u : binary ? 3u : 2u)) {
+    return Malformed(i, absl::StrCat("has ", i.operands.size(), " operands"));
   }
   const Type element = {type.kind, 1, 16};
   llvm::Value* whole = nullptr;
   for (unsigned lane = 0; lane < type.lanes; ++lane) {
-    llvm::Value* v[3] = {};
-    for (int k = 0; k < 3; ++k) {
-      if (args.v[k] == nullptr) continue;
+    std::array<llvm::Value*, 3> parts = {};
+    for (size_t k = 0; k < 3; ++k) {
       llvm::Value* part = args.v[k];
-      if (type.lanes == 2) {
+      if (part != nullptr && type.lanes == 2) {
         part = builder_.CreateTrunc(builder_.CreateLShr(part, Constant(part, lane * 16)),
                                     SameShape(part, IntType(16)));
       }
-      v[k] = LoadHalf(element, part);
+      parts[k] = part;
     }
-    llvm::Value* r;
-    if (op == "add") {
-      r = builder_.CreateFAdd(v[0], v[1]);
-    } else if (op == "sub") {
-      r = builder_.CreateFSub(v[0], v[1]);
-    } else if (op == "mul") {
-      r = builder_.CreateFMul(v[0], v[1]);
-    } else if (ternary) {
-      // The product of halves is exact in double, and so (nearly always) is the sum; one rounding
-      // to the half follows by way of double, not float.
-      llvm::Type* real = SameShape(v[0], builder_.getDoubleTy());
-      llvm::Value* product =
-          builder_.CreateFMul(builder_.CreateFPExt(v[0], real), builder_.CreateFPExt(v[1], real));
-      llvm::Value* sum = builder_.CreateFAdd(product, builder_.CreateFPExt(v[2], real));
-      r = NarrowToOdd(sum);
-    } else if (op == "min" || op == "max") {
-      llvm::Value* less =
-          op == "min" ? builder_.CreateFCmpOLT(v[0], v[1]) : builder_.CreateFCmpOGT(v[0], v[1]);
-      r = builder_.CreateSelect(less, v[0], v[1]);
-      llvm::Value* a = AsBits(v[0]);
-      llvm::Value* b = AsBits(v[1]);
-      llvm::Value* zeros = op == "min" ? builder_.CreateOr(a, b) : builder_.CreateAnd(a, b);
-      r = builder_.CreateSelect(builder_.CreateFCmpOEQ(v[0], v[1]),
-                                builder_.CreateBitCast(zeros, r->getType()), r);
-      if (i.Has("NaN")) {
-        r = builder_.CreateSelect(builder_.CreateFCmpUNO(v[0], v[1]),
-                                  llvm::ConstantFP::getNaN(r->getType()), r);
-      } else {
-        r = builder_.CreateSelect(builder_.CreateFCmpUNO(v[1], v[1]), v[0], r);
-      }
-    } else if (op == "ex2") {
-      r = Exp2(v[0]);
-    } else if (op == "tanh") {
-      r = Tanh(v[0]);
-    } else {
-      return Unsupported(i, "this operation on halves");
-    }
-    if (i.Has("sat")) r = Saturate(i, r);
-    if (i.Has("relu")) {
-      llvm::Value* positive = builder_.CreateFCmpUGT(r, FloatConstant(r, 0));
-      r = builder_.CreateSelect(positive, r, FloatConstant(r, 0));
-    }
-    llvm::Value* part = StoreHalf(element, r);
+    ASSIGN_OR_RETURN(llvm::Value * part, HalfOperation(i, element, parts));
     if (type.lanes == 2) {
       part = builder_.CreateZExt(part, SameShape(part, IntType(32)));
       if (lane == 1) part = builder_.CreateShl(part, Constant(part, 16));
     }
+    whole = whole == nullptr ? part : builder_.CreateOr(whole, part);
+  }
+  return Set(i, 0, args.Wrap(whole), bits);
+}
+
+absl::Status InstructionEmitter::EmitFloatPair(const Instruction& i) {
+  const Type bits = {Type::kBits, 1, 64};
+  const Type single = {Type::kFloat, 1, 32};
+  const bool ternary = i.opcode == "fma";
+  if (!ternary && i.opcode != "add" && i.opcode != "sub" && i.opcode != "mul") {
+    return Unsupported(i, "this operation on pairs of f32");
+  }
+  Args args;
+  if (ternary) {
+    ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}, {2, bits}, {3, bits}}));
+  } else {
+    ASSIGN_OR_RETURN(args, Fetch(i, {{1, bits}, {2, bits}}));
+  }
+  const RoundedOp op = ternary             ? RoundedOp::kFma
+                       : i.opcode == "add" ? RoundedOp::kAdd
+                       : i.opcode == "sub" ? RoundedOp::kSub
+                                           : RoundedOp::kMul;
+  llvm::Value* whole = nullptr;
+  for (unsigned lane = 0; lane < 2; ++lane) {
+    llvm::Value* v[3] = {};
+    for (int k = 0; k < 3; ++k) {
+      if (args.v[k] == nullptr) continue;
+      llvm::Value* part = builder_.CreateLShr(args.v[k], Constant(args.v[k], 32 * lane));
+      part = builder_.CreateTrunc(part, SameShape(part, IntType(32)));
+      v[k] = Flush(i, single, AsType(part, single));
+    }
+    ASSIGN_OR_RETURN(llvm::Value * result, Rounded(i, op, single, v[0], v[1], v[2]));
+    llvm::Value* part = AsBits(Flush(i, single, result));
+    part = builder_.CreateZExt(part, SameShape(part, IntType(64)));
+    if (lane == 1) part = builder_.CreateShl(part, Constant(part, 32));
     whole = whole == nullptr ? part : builder_.CreateOr(whole, part);
   }
   return Set(i, 0, args.Wrap(whole), bits);

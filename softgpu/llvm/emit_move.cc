@@ -135,83 +135,99 @@ absl::StatusOr<llvm::Value*> InstructionEmitter::Compare(const Instruction& i, l
   return Malformed(i, "there is no comparison for this type");
 }
 
+// Results of a comparison: one, or of packed halves two.
+absl::StatusOr<std::vector<LaneValue>> InstructionEmitter::CompareOperands(const Instruction& i,
+                                                                           Type type) {
+  Type bits = type;
+  if (type.bits == 16 || type.lanes == 2) {
+    bits.lanes = 1;
+    if (type.is_float()) bits.kind = Type::kBits;
+  }
+  const bool halves = type.is_float() && (type.bits == 16 || type.lanes == 2);
+  if (type.lanes == 2 && !(halves && type.bits == 32)) {
+    return Unsupported(i, "comparison of such packed values");
+  }
+  ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, bits}, {2, bits}}));
+  std::vector<LaneValue> results;
+  for (unsigned lane = 0; lane < type.lanes; ++lane) {
+    llvm::Value* v[2];
+    for (int k = 0; k < 2; ++k) {
+      v[k] = args.v[k];
+      if (!halves) continue;
+      llvm::Value* part = builder_.CreateLShr(v[k], Constant(v[k], 16 * lane));
+      part = builder_.CreateTrunc(part, SameShape(part, IntType(16)));
+      const Type element = {type.kind, 1, 16};
+      v[k] = LoadHalf(element, i.Has("ftz") ? FlushHalf(element, part) : part);
+    }
+    ASSIGN_OR_RETURN(llvm::Value * holds,
+                     Compare(i, v[0], v[1], halves ? Type{Type::kFloat, 1, 32} : type));
+    results.push_back(args.Wrap(holds));
+  }
+  return results;
+}
+
+// A comparison's result combined with operand 3, if there is one.
+absl::StatusOr<LaneValue> InstructionEmitter::CombinePredicate(const Instruction& i,
+                                                               const LaneValue& value) {
+  if (i.operands.size() <= 3) return value;
+  ASSIGN_OR_RETURN(const LaneValue c, Get(i, 3, Type{Type::kPred, 1, 1}));
+  const Args args = Unify({value, c});
+  return args.Wrap(i.Has("and")  ? builder_.CreateAnd(args.v[0], args.v[1])
+                   : i.Has("or") ? builder_.CreateOr(args.v[0], args.v[1])
+                                 : builder_.CreateXor(args.v[0], args.v[1]));
+}
+
 absl::Status InstructionEmitter::EmitSetp(const Instruction& i) {
   if (i.types.empty()) return Malformed(i, "the type is missing");
   const Type type = i.types.back();
+  const Type pred = {Type::kPred, 1, 1};
   if (i.operands.size() < 3) return Malformed(i, "setp takes at least three operands");
-  if (type.lanes != 1) return Unsupported(i, "comparison of packed values into predicates");
-  const bool combine = i.operands.size() > 3;
-  ASSIGN_OR_RETURN(LaneValue a, Get(i, 1, type));
-  ASSIGN_OR_RETURN(LaneValue b, Get(i, 2, type));
-  LaneValue c = LaneValue::Uniform(builder_.getInt1(true));
-  if (combine) {
-    ASSIGN_OR_RETURN(c, Get(i, 3, Type{Type::kPred, 1, 1}));
-  }
-  Args args = Unify({a, b});
-  llvm::Value* va = args.v[0];
-  llvm::Value* vb = args.v[1];
-  Type compare = type;
-  if (type.is_float() && type.bits == 16) {
-    va = LoadHalf(type, va);
-    vb = LoadHalf(type, vb);
-    compare = {Type::kFloat, 1, 32};
-  }
-  ASSIGN_OR_RETURN(llvm::Value * result, Compare(i, va, vb, compare));
-  LaneValue p = args.Wrap(result);
-  LaneValue q;
   const bool both = i.operands[0].kind == Kind::kPair;
-  if (both) {
-    q = args.Wrap(builder_.CreateNot(result));
+  ASSIGN_OR_RETURN(std::vector<LaneValue> results, CompareOperands(i, type));
+  if (type.lanes == 2 && !both) return Malformed(i, "packed values need two predicates");
+  if (both && type.lanes == 1) {  // q is the opposite
+    const Args args = Unify({results[0]});
+    results.push_back(args.Wrap(builder_.CreateNot(args.v[0])));
   }
-  if (combine) {
-    const auto merge = [&](const LaneValue& value) {
-      const Args m = Unify({value, c});
-      llvm::Value* merged = i.Has("and")  ? builder_.CreateAnd(m.v[0], m.v[1])
-                            : i.Has("or") ? builder_.CreateOr(m.v[0], m.v[1])
-                                          : builder_.CreateXor(m.v[0], m.v[1]);
-      return m.Wrap(merged);
-    };
-    p = merge(p);
-    if (both) q = merge(q);
+  for (LaneValue& result : results) {
+    ASSIGN_OR_RETURN(result, CombinePredicate(i, result));
   }
-  if (!both) return Set(i, 0, p, {Type::kPred, 1, 1});
-  RETURN_IF_ERROR(Set(i, i.operands[0].parts[0], p, {Type::kPred, 1, 1}));
-  return Set(i, i.operands[0].parts[1], q, {Type::kPred, 1, 1});
+  if (!both) return Set(i, 0, results[0], pred);
+  RETURN_IF_ERROR(Set(i, i.operands[0].parts[0], results[0], pred));
+  return Set(i, i.operands[0].parts[1], results[1], pred);
 }
 
 absl::Status InstructionEmitter::EmitSet(const Instruction& i) {
   if (i.types.size() != 2) return Malformed(i, "set needs two types");
   const Type to = i.types[0];
   const Type type = i.types[1];
-  if (type.lanes != 1 || to.lanes != 1) return Unsupported(i, "comparison of packed values");
-  ASSIGN_OR_RETURN(Args args, Fetch(i, {{1, type}, {2, type}}));
-  llvm::Value* va = args.v[0];
-  llvm::Value* vb = args.v[1];
-  Type compare = type;
-  if (type.is_float() && type.bits == 16) {
-    va = LoadHalf(type, va);
-    vb = LoadHalf(type, vb);
-    compare = {Type::kFloat, 1, 32};
+  if (to.bits < 16 || (type.lanes == 2 && to.bits != 32) || (type.lanes == 1 && to.lanes == 2)) {
+    return Malformed(i, "such types do not go together");
   }
-  ASSIGN_OR_RETURN(llvm::Value * result, Compare(i, va, vb, compare));
-  LaneValue p = args.Wrap(result);
-  if (i.operands.size() > 3) {
-    ASSIGN_OR_RETURN(const LaneValue c, Get(i, 3, Type{Type::kPred, 1, 1}));
-    const Args m = Unify({p, c});
-    p = m.Wrap(i.Has("and")  ? builder_.CreateAnd(m.v[0], m.v[1])
-               : i.Has("or") ? builder_.CreateOr(m.v[0], m.v[1])
-                             : builder_.CreateXor(m.v[0], m.v[1]));
-  }
-  const Args flag = Unify({p});
-  llvm::Type* shape = SameShape(flag.v[0], IntType(to.bits));
+  ASSIGN_OR_RETURN(const std::vector<LaneValue> results, CompareOperands(i, type));
+  const uint16_t width = to.bits / type.lanes;
   // True is all ones, or 1.0 in a floating point destination.
   const uint64_t one = !to.is_float()             ? ~uint64_t{0}
-                       : to.bits == 32            ? 0x3f800000
+                       : width == 32              ? 0x3f800000
                        : to.kind == Type::kBFloat ? 0x3f80
                                                   : 0x3c00;
-  llvm::Value* value = builder_.CreateSelect(flag.v[0], llvm::ConstantInt::get(shape, one, true),
-                                             llvm::ConstantInt::get(shape, 0));
-  return Set(i, 0, flag.Wrap(value), {Type::kBits, 1, to.bits});
+  llvm::Value* whole = nullptr;
+  bool uniform = true;
+  for (const LaneValue& result : results) {
+    ASSIGN_OR_RETURN(const LaneValue flag_value, CombinePredicate(i, result));
+    const Args flag = Unify({flag_value});
+    uniform = flag.uniform;
+    llvm::Type* shape = SameShape(flag.v[0], IntType(width));
+    llvm::Value* value = builder_.CreateSelect(
+        flag.v[0], llvm::ConstantInt::get(shape, llvm::APInt(64, one).trunc(width)),
+        llvm::ConstantInt::get(shape, 0));
+    if (type.lanes == 2) value = builder_.CreateZExt(value, SameShape(value, IntType(32)));
+    whole = whole == nullptr
+                ? value
+                : builder_.CreateOr(whole, builder_.CreateShl(value, Constant(value, width)));
+  }
+  return Set(i, 0, uniform ? LaneValue::Uniform(whole) : LaneValue::Varying(whole),
+             {Type::kBits, 1, to.bits});
 }
 
 absl::Status InstructionEmitter::EmitSlct(const Instruction& i) {

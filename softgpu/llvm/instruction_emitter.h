@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <deque>
 #include <initializer_list>
 #include <map>
@@ -24,6 +25,21 @@ struct CompileOptions {
   AddressWindow window;
   bool avx512 = false;
 };
+
+// A floating point format that is narrower than f32 but laid out alike. Patterns from `infinity`
+// on, without the sign, are no numbers.
+struct NarrowFormat {
+  unsigned fraction_bits;
+  int min_exponent;
+  unsigned bits;
+  uint32_t infinity;
+  uint32_t nan;
+};
+inline constexpr NarrowFormat kHalfFormat = {10, -14, 16, 0x7c00, 0x7fff};
+inline constexpr NarrowFormat kBFloatFormat = {7, -126, 16, 0x7f80, 0x7fff};
+inline constexpr NarrowFormat kTF32Format = {10, -126, 19, 0x3fc00, 0x3ffff};
+inline constexpr NarrowFormat kE4M3Format = {3, -6, 8, 0x7f, 0x7f};
+inline constexpr NarrowFormat kE5M2Format = {2, -14, 8, 0x7c, 0x7f};
 
 // Emits LLVM IR for single PTX instructions; control flow and registers are the subclasses'
 // business. Where operands are uniform the result is computed once, as a scalar.
@@ -160,18 +176,21 @@ class InstructionEmitter {
   absl::Status EmitIntegerDivRem(const Instruction& i);
   absl::Status EmitAbsNeg(const Instruction& i);
   absl::Status EmitMinMax(const Instruction& i);
+  llvm::Value* Mul24(const Instruction& i, llvm::Value* a, llvm::Value* b);
+
+  // emit_bits.cc
   absl::Status EmitLogic(const Instruction& i);
   absl::Status EmitShift(const Instruction& i);
   absl::Status EmitFunnelShift(const Instruction& i);
   absl::Status EmitBitCount(const Instruction& i);
   absl::Status EmitBitField(const Instruction& i);
+  absl::Status EmitBitFieldExtract(const Instruction& i);
+  absl::Status EmitBitFieldInsert(const Instruction& i);
+  absl::Status EmitFindNth(const Instruction& i);
   absl::Status EmitPermute(const Instruction& i);
   absl::Status EmitLop3(const Instruction& i);
-  absl::Status EmitDotProduct(const Instruction& i);
-  absl::Status EmitSad(const Instruction& i);
   absl::Status EmitCarryAdd(const Instruction& i, llvm::Value* a, llvm::Value* b, const Args& args,
                             Type type, bool subtract);
-  absl::Status EmitPackedInteger(const Instruction& i);
   llvm::Value* MulHigh(llvm::Value* a, llvm::Value* b, bool is_signed);
   LaneValue PatternAdd(const LaneValue& a, const LaneValue& b, bool subtract);
   LaneValue PatternMul(const LaneValue& a, const LaneValue& b);
@@ -183,6 +202,8 @@ class InstructionEmitter {
   absl::Status EmitSelp(const Instruction& i);
   absl::Status EmitSetp(const Instruction& i);
   absl::Status EmitSet(const Instruction& i);
+  absl::StatusOr<std::vector<LaneValue>> CompareOperands(const Instruction& i, Type type);
+  absl::StatusOr<LaneValue> CombinePredicate(const Instruction& i, const LaneValue& value);
   absl::Status EmitSlct(const Instruction& i);
   absl::Status EmitNothing(const Instruction& i);
   absl::Status EmitTrap(const Instruction& i);
@@ -192,6 +213,7 @@ class InstructionEmitter {
   // emit_float.cc
   absl::Status EmitFloatArithmetic(const Instruction& i);  // add sub mul div fma rcp sqrt
   absl::Status EmitFloatMinMax(const Instruction& i);
+  llvm::Value* PickFloat(const Instruction& i, llvm::Value* a, llvm::Value* b);
   absl::Status EmitFloatAbsNeg(const Instruction& i);
   absl::Status EmitApproximate(const Instruction& i);  // ex2 lg2 sin cos tanh rsqrt
   absl::Status EmitCopysign(const Instruction& i);
@@ -214,11 +236,38 @@ class InstructionEmitter {
   llvm::Value* StoreHalf(Type type, llvm::Value* value);
   // double -> float, inexact results made odd, so that a second rounding to a half comes out right.
   llvm::Value* NarrowToOdd(llvm::Value* wide);
+  llvm::Value* AddToOdd(llvm::Value* a, llvm::Value* b);  // doubles, likewise
+  llvm::Value* FlushHalf(Type type, llvm::Value* bits);
+  absl::StatusOr<llvm::Value*> HalfOperation(const Instruction& i, Type type,
+                                             const std::array<llvm::Value*, 3>& bits);
   absl::Status EmitHalfArithmetic(const Instruction& i);
+  absl::Status EmitFloatPair(const Instruction& i);
 
   // emit_convert.cc
   absl::Status EmitCvt(const Instruction& i);
+  absl::Status ConvertIntegerToFloat(const Instruction& i, Type to, Type from);
+  absl::Status ConvertFloatToInteger(const Instruction& i, Type to, Type from);
+  absl::Status ConvertFloatToFloat(const Instruction& i, Type to, Type from);
   absl::Status ConvertPacked(const Instruction& i);
+  absl::Status EmitConvertPack(const Instruction& i);
+  // The float `x` in another format, as an i32; `finite`: never infinite.
+  llvm::Value* Narrow(const NarrowFormat& format, RoundingMode mode, bool finite, llvm::Value* x);
+  llvm::Value* RoundToHalf(Type type, RoundingMode mode, bool finite, llvm::Value* x);
+  llvm::Value* RoundWhole(const Instruction& i, llvm::Value* x);
+  llvm::Value* IntegerToOdd(llvm::Value* v, bool is_signed);
+  llvm::Value* ClampInteger(llvm::Value* value, Type from, unsigned bits, bool is_signed);
+  llvm::Value* Relu(llvm::Value* x);
+
+  // emit_video.cc
+  absl::Status EmitVideo(const Instruction& i);
+  absl::Status EmitVideoLanes(const Instruction& i, unsigned lanes);
+  absl::Status EmitVideoMad(const Instruction& i);
+  absl::StatusOr<llvm::Value*> VideoOperation(const Instruction& i, absl::string_view op,
+                                              llvm::Value* a, llvm::Value* b);
+  llvm::Value* VideoSelect(llvm::Value* value, absl::string_view selector, Type type);
+  absl::Status EmitDotProduct(const Instruction& i);
+  absl::Status EmitSad(const Instruction& i);
+  absl::Status EmitPackedInteger(const Instruction& i);
 
   // emit_memory.cc
   struct Access {

@@ -11,6 +11,9 @@ namespace fargpu::softgpu {
 
 using LaneOffsets = std::array<int64_t, kWarpSize>;
 
+// LaneValue::value_bits is followed up to here, so that no type of 32 bits or more overflows.
+inline constexpr unsigned kKnownBits = 31;
+
 // A value of a warp, in one of three forms:
 //  - uniform: `scalar`, the same in all lanes;
 //  - pattern: `scalar` + (*offsets)[lane], known to the compiler. If `valid` is set, that holds

@@ -261,7 +261,8 @@ enum class RoundedOp : uint32_t {
   kFromU64,
   kNarrow,
 };
-enum class RoundingMode : uint32_t { kNearest, kZero, kDown, kUp };
+// kNearestAway is for the compiler only, not for the runtime function.
+enum class RoundingMode : uint32_t { kNearest, kZero, kDown, kUp, kNearestAway };
 // code = op | mode << 8 | (f64) << 16
 
 }  // namespace fargpu::softgpu

@@ -32,7 +32,7 @@ struct Type {
 
 struct Operand {
   enum class Kind : uint8_t {
-    kRegister,   // reg; negated for !%p
+    kRegister,   // reg; negated for !%p and, in vmad, -%r
     kImmediate,  // bits; is_float if it was written as a floating point number (bits of a double)
     kSingle,     // 0fXXXXXXXX: bits of a float
     kSpecial,    // name "%tid", component 'x' or 0
@@ -49,7 +49,8 @@ struct Operand {
   bool negated = false;
   bool is_float = false;
   char component = 0;
-  int index = -1;  // register, variable or label
+  absl::string_view selector;  // of a register in a video instruction: "b0", "h10"
+  int index = -1;              // register, variable or label
   uint64_t bits = 0;
   int64_t offset = 0;
   absl::string_view name;

@@ -622,6 +622,8 @@ class Parser {
       label.position = static_cast<int>(function_->body.size());
       return absl::OkStatus();
     }
+    // Only video instructions select parts of registers and negate them.
+    in_video_ = instruction.opcode[0] == 'v';
     while (token_.kind == TokenKind::kDot) {
       instruction.modifiers.push_back(token_.text);
       Type type;
@@ -693,8 +695,11 @@ class Parser {
       out->kind = Operand::Kind::kSingle;
       out->bits = negative ? token_.value ^ uint64_t { 1 } << 31 : token_.value;
       Take();
-    } else if (token_.kind == TokenKind::kIdentifier && !negative) {
+    } else if (token_.kind == TokenKind::kIdentifier && (!negative || in_video_)) {
       RETURN_IF_ERROR(NamedOperand(out));
+      if (negative && out->kind != Operand::Kind::kRegister)
+        return Expected("a register behind '-'");
+      if (negative) out->negated = true;
     } else {
       return Expected("an operand");
     }
@@ -724,6 +729,10 @@ class Parser {
                                                         : Operand::Kind::kVariable;
       out->index = entry.index;
       if (out->kind == Operand::Kind::kVariable) return Offset(&out->offset);
+      if (in_video_ && token_.kind == TokenKind::kDot) {
+        out->selector = token_.text;
+        Take();
+      }
       return absl::OkStatus();
     }
     if (name.text == "WARP_SZ") {
@@ -747,6 +756,7 @@ class Parser {
   Lexer lexer_;
   Token token_;
   Function* function_ = nullptr;
+  bool in_video_ = false;
   std::vector<Scope> scopes_;
   absl::flat_hash_map<absl::string_view, int> label_ids_;
 };

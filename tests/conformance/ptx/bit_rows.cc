@@ -243,6 +243,16 @@ void AddLop3(Table* t) {
   }
 }
 
+uint32_t FindNth(uint32_t mask, uint32_t base, int32_t offset) {
+  if (base > 31) return ~0u;
+  if (offset == 0) return (mask >> base & 1) != 0 ? base : ~0u;
+  int64_t left = offset > 0 ? int64_t{offset} : -int64_t{offset};
+  for (int at = static_cast<int>(base); at >= 0 && at<32; at += offset> 0 ? 1 : -1) {
+    if ((mask >> at & 1) != 0 && --left == 0) return static_cast<uint32_t>(at);
+  }
+  return ~0u;
+}
+
 }  // namespace
 
 void AddBitRows(Table* t) {
@@ -301,6 +311,22 @@ void AddBitRows(Table* t) {
   AddCounts<uint64_t>(t, "b64");
   AddFunnelShifts(t);
   AddLop3(t);
+  static const Values& offsets = *new Values({0, 1, 2, 5, 17, 32, 33, 0x80000000, 0xffffffff,
+                                              0xfffffffe, 0xfffffffb, 0xffffffe0, 0x7fffffff});
+  t->Add("fns.b32", "$ %d, %a, %b, %c;",
+         [](uint32_t a, uint32_t b, int32_t c) { return FindNth(a, b, c); },
+         {nullptr, &ShiftAmounts(), &offsets});
+  for (const std::string op : {"or", "and", "xor"}) {
+    t->Add("lop3." + op + ".b32",
+           "setp.lt.u32 %q, %c, 100; $ %x0|%p, %a, %b, %c, 0x96, %q; selp.u32 %x1, 1, 0, %p; "
+           "xor.b32 %d, %x0, %x1;",
+           [op](uint32_t a, uint32_t b, uint32_t c) {
+             const uint32_t r = a ^ b ^ c;
+             const bool q = c < 100;
+             const bool p = op == "or" ? r != 0 || q : op == "and" ? r != 0 && q : (r != 0) != q;
+             return r ^ (p ? 1u : 0u);
+           });
+  }
   using U = uint32_t;
   const auto mask = [](U a, U b) {
     U r = 0;

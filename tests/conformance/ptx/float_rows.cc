@@ -237,6 +237,59 @@ void AddApproximations(Table* t) {
   });
 }
 
+// Two f32 in 64 bits.
+void AddPairs(Table* t) {
+  static const Values& pairs = *new Values([] {
+    Values v;
+    const Values& f = Floats();
+    for (size_t k = 0; k < f.size(); ++k) v.push_back(f[k] | f[(k * 7 + 5) % f.size()] << 32);
+    return v;
+  }());
+  const auto each = [](uint64_t a, uint64_t b, uint64_t c, auto f) {
+    const uint64_t low = Bits(f(F32(a), F32(b), F32(c)));
+    return low | uint64_t{Bits(f(F32(a >> 32), F32(b >> 32), F32(c >> 32)))} << 32;
+  };
+  // A NaN may be any: both sides are made the same one.
+  const std::string unify =
+      " mov.b64 {%x0, %x1}, %d; setp.nan.f32 %p, %x0, %x0; @%p mov.b32 %x0, 0x7fffffff; "
+      "setp.nan.f32 %p, %x1, %x1; @%p mov.b32 %x1, 0x7fffffff; mov.b64 %d, {%x0, %x1};";
+  const auto canonical = [](float v) { return std::isnan(v) ? F32(0x7fffffff) : v; };
+  const Pools pools = {&pairs, &pairs, &pairs};
+  for (const auto& [suffix, mode] : kRoundings) {
+    const Round m = mode;
+    const std::string form = suffix + std::string(".f32x2");
+    t->Add(
+        "add" + form, "$ %d, %a, %b;" + unify,
+        [=](uint64_t a, uint64_t b) {
+          return each(a, b, 0,
+                      [=](float x, float y, float) { return canonical(AddRounded(x, y, m)); });
+        },
+        pools);
+    t->Add(
+        "mul" + form, "$ %d, %a, %b;" + unify,
+        [=](uint64_t a, uint64_t b) {
+          return each(a, b, 0,
+                      [=](float x, float y, float) { return canonical(MulRounded(x, y, m)); });
+        },
+        pools);
+    t->Add(
+        "fma" + form, "$ %d, %a, %b, %c;" + unify,
+        [=](uint64_t a, uint64_t b, uint64_t c) {
+          return each(a, b, c,
+                      [=](float x, float y, float z) { return canonical(FmaRounded(x, y, z, m)); });
+        },
+        pools);
+  }
+  t->Add(
+      "sub.ftz.f32x2", "$ %d, %a, %b;" + unify,
+      [=](uint64_t a, uint64_t b) {
+        return each(a, b, 0, [=](float x, float y, float) {
+          return canonical(Flush(AddRounded(Flush(x), -Flush(y))));
+        });
+      },
+      pools);
+}
+
 }  // namespace
 
 void AddFloatRows(Table* t) {
@@ -247,6 +300,7 @@ void AddFloatRows(Table* t) {
   AddTests<float>(t, "f32");
   AddTests<double>(t, "f64");
   AddApproximations(t);
+  AddPairs(t);
   // A product and a sum are never made one.
   t->Add("mul.rn.f32", "$ %x0, %a, %b; add.rn.f32 %d, %x0, %c;",
          [](float a, float b, float c) { return AddRounded(MulRounded(a, b), c); });

@@ -16,6 +16,7 @@ void AddMemoryRows(Table* table);      // memory_rows.cc
 void AddAtomicRows(Table* table);      // memory_rows.cc
 void AddMatrixRows(Table* table);      // matrix_rows.cc
 void AddWarpRows(Table* table);        // warp_rows.cc
+void AddVideoRows(Table* table);       // video_rows.cc
 
 struct Family {
   const char* name;
@@ -28,6 +29,7 @@ inline constexpr Family kFamilies[] = {
     {"Control", AddControlRows},       {"Memory", AddMemoryRows},
     {"Atomic", AddAtomicRows},         {"Warp", AddWarpRows},
     {"Matrix", AddMatrixRows},
+    {"Video", AddVideoRows},
 };
 
 }  // namespace fargpu::conformance
