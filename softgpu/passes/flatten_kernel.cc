@@ -83,7 +83,8 @@ class Flattener {
   const std::set<int>& needed_functions() const { return needed_functions_; }
 
   absl::StatusOr<FlatKernel> RunFunction(const SymbolRef& ref) {
-    const Function& function = program_.FunctionOf(ref);
+    ASSIGN_OR_RETURN(const Function* const parsed, program_.ParsedFunction(ref));
+    const Function& function = *parsed;
     kernel_.name = absl::StrCat(kernel_info_.name, ", function ", function.name);
     kernel_.is_function = true;
     kernel_.shared_bytes = kernel_info_.static_shared_bytes;
@@ -442,7 +443,8 @@ class Flattener {
       call.operands.insert(call.operands.end(), actual.begin(), actual.begin() + arguments);
       body_.push_back(std::move(call));
     } else {
-      const Function& f = program_.modules()[ref.module]->functions[ref.index];
+      ASSIGN_OR_RETURN(const Function* const parsed, program_.ParsedFunction(ref));
+      const Function& f = *parsed;
       if (arguments != f.params.size() || returned.size() != f.returns.size()) {
         return Error(CUDA_ERROR_INVALID_PTX, source,
                      absl::StrCat("function ", callee.name, " takes ", f.params.size(),
@@ -782,8 +784,9 @@ absl::Status KernelError(CUresult code, absl::string_view kernel, const Instruct
 absl::StatusOr<FlatKernel> FlattenKernel(const LinkedProgram& program, size_t kernel) {
   SharedLayout shared;
   Flattener flattener(program, kernel, &shared);
-  ASSIGN_OR_RETURN(FlatKernel flat,
-                   flattener.Run(program.kernel_function(kernel), program.kernel_module(kernel)));
+  ASSIGN_OR_RETURN(const Function* const entry,
+                   program.ParsedFunction(program.kernel_ref(kernel)));
+  ASSIGN_OR_RETURN(FlatKernel flat, flattener.Run(*entry, program.kernel_module(kernel)));
   std::vector<int> work(flattener.needed_functions().begin(), flattener.needed_functions().end());
   while (!work.empty()) {
     const int id = work.back();

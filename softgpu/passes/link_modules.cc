@@ -1,28 +1,23 @@
 #include "softgpu/passes/link_modules.h"
 
 #include <algorithm>
+#include <cuda.h>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
+#include "common/cuda_error.h"
 #include "common/status_macros.h"
+#include "softgpu/ptx/parser.h"
 
 namespace fargpu::softgpu {
 namespace {
 
 using ptx::Function;
-using ptx::Instruction;
 using ptx::Module;
-using ptx::Operand;
 using ptx::Space;
 using ptx::Variable;
-
-template <typename Visit>
-void ForEachOperand(const Operand& operand, const Visit& visit) {
-  visit(operand);
-  for (const Operand& part : operand.parts) ForEachOperand(part, visit);
-}
 
 // Longer chains than this are treated as recursion; real programs stay below 20.
 constexpr int kMaxCallDepth = 64;
@@ -44,9 +39,8 @@ KernelInfo MakeKernelInfo(const Module& module, const Function& function) {
     info.max_threads_per_block = static_cast<uint32_t>(threads);
   }
   // A GPU's allocator needs far fewer registers than PTX names: a rough figure for attributes.
-  uint32_t words = 0;
-  for (const ptx::Register& r : function.registers) words += r.type.bits > 32 ? 2 : 1;
-  info.registers = std::min<uint32_t>(255, 10 + words / 6);
+  info.registers =
+      static_cast<uint32_t>(std::min<uint64_t>(255, 10 + function.summary.register_words / 6));
   info.ptx_version = module.target;
   info.binary_version = module.target;
   return info;
@@ -113,6 +107,7 @@ absl::Status LinkedProgram::Build() {
                              {SymbolRef::Kind::kFunction, m, i, -1}));
     }
   }
+  for (int m = 0; m < static_cast<int>(modules_.size()); ++m) RETURN_IF_ERROR(DefineAliases(m));
   // Of several weak definitions only the chosen one exists.
   for (int m = 0; m < static_cast<int>(modules_.size()); ++m) {
     Module& module = *modules_[m];
@@ -166,6 +161,33 @@ absl::Status LinkedProgram::Build() {
   return absl::OkStatus();
 }
 
+absl::Status LinkedProgram::DefineAliases(int module) {
+  for (const Module::Alias& alias : modules_[module]->aliases) {
+    const SymbolRef target = Resolve(module, alias.target);
+    if (target.kind != SymbolRef::Kind::kFunction) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", alias.location.line, ", column ", alias.location.column, ": alias ",
+                       alias.name, " stands for ", alias.target, ", which is no function"));
+    }
+    RETURN_IF_ERROR(Define(module, alias.name, modules_.size() > 1, /*weak=*/false, target));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const Function*> LinkedProgram::ParsedFunction(const SymbolRef& ref) const {
+  Function& function = modules_[ref.module]->functions[ref.index];
+  MutexLock lock(&parse_mutex_);
+  if (!function.is_parsed) {
+    const absl::Status status = ptx::ParseBody(*modules_[ref.module], &function);
+    if (!status.ok()) {
+      parse_errors_[&function] = CudaError(
+          CUDA_ERROR_INVALID_PTX, absl::StrCat("function ", function.name, ": ", status.message()));
+    }
+  }
+  if (const auto it = parse_errors_.find(&function); it != parse_errors_.end()) return it->second;
+  return &function;
+}
+
 SymbolRef LinkedProgram::Resolve(int module, absl::string_view name) const {
   const auto local = local_[module].find(name);
   const auto global = global_.find(name);
@@ -197,14 +219,7 @@ std::vector<int> LinkedProgram::AddressTakenFunctions() const {
       for (const auto& address : v.initializer.addresses) note(address.symbol);
     }
     for (const Function& f : modules_[m]->functions) {
-      for (const Instruction& instruction : f.body) {
-        if (instruction.opcode == "call") continue;
-        for (const Operand& operand : instruction.operands) {
-          ForEachOperand(operand, [&](const Operand& o) {
-            if (o.kind == Operand::Kind::kSymbol) note(o.name);
-          });
-        }
-      }
+      for (const absl::string_view name : f.summary.names) note(name);
     }
   }
   std::vector<int> sorted(taken.begin(), taken.end());
@@ -228,31 +243,25 @@ MemoryNeeds LinkedProgram::Needs(const Function& function, int module) {
       }
       if (const auto it = done.find(&f); it != done.end()) return it->second;
       uint64_t local = 0;
-      for (const Variable& v : f.variables) {
-        if (v.space == Space::kLocal) PlaceVariable(&local, v);
-        if (v.space == Space::kShared && !v.is_extern && shared_seen->insert(&v).second) {
-          PlaceVariable(&needs->shared_bytes, v);
-        }
+      for (const Variable& v : f.summary.local) PlaceVariable(&local, v);
+      for (const Variable& v : f.summary.shared) {
+        if (shared_seen->insert(&v).second) PlaceVariable(&needs->shared_bytes, v);
       }
       local = (local + 15) / 16 * 16;
       uint64_t deepest = 0;
-      for (const Instruction& instruction : f.body) {
-        for (const Operand& operand : instruction.operands) {
-          ForEachOperand(operand, [&](const Operand& o) {
-            if (o.kind != Operand::Kind::kSymbol) return;
-            const SymbolRef ref = program->Resolve(m, o.name);
-            if (ref.kind == SymbolRef::Kind::kShared) {
-              const Variable& v = program->modules_[ref.module]->variables[ref.index];
-              if (!v.is_extern && shared_seen->insert(&v).second) {
-                PlaceVariable(&needs->shared_bytes, v);
-              }
-            } else if (ref.kind == SymbolRef::Kind::kFunction && instruction.opcode == "call") {
-              deepest = std::max(deepest, Visit(program->modules_[ref.module]->functions[ref.index],
-                                                ref.module, depth + 1));
-            }
-          });
+      const auto follow = [&](absl::string_view name, bool is_call) {
+        const SymbolRef ref = program->Resolve(m, name);
+        if (ref.kind == SymbolRef::Kind::kShared) {
+          const Variable& v = program->modules_[ref.module]->variables[ref.index];
+          if (!v.is_extern && shared_seen->insert(&v).second) {
+            PlaceVariable(&needs->shared_bytes, v);
+          }
+        } else if (ref.kind == SymbolRef::Kind::kFunction && is_call) {
+          deepest = std::max(deepest, Visit(program->FunctionOf(ref), ref.module, depth + 1));
         }
-      }
+      };
+      for (const absl::string_view name : f.summary.names) follow(name, false);
+      for (const absl::string_view name : f.summary.calls) follow(name, true);
       return done[&f] = local + deepest;
     }
   };

@@ -4,9 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 
+#include "common/mutex.h"
 #include "softgpu/compiler.h"
 #include "softgpu/ptx/ast.h"
 
@@ -27,7 +29,8 @@ struct MemoryNeeds {
   bool recursive = false;
 };
 
-// PTX modules whose names are resolved against each other. Immutable.
+// PTX modules whose names are resolved against each other. Immutable, but for bodies of functions
+// that are parsed late.
 class LinkedProgram {
  public:
   static absl::StatusOr<std::unique_ptr<LinkedProgram>> Link(
@@ -37,10 +40,7 @@ class LinkedProgram {
   const std::vector<KernelInfo>& kernels() const { return kernels_; }
   const std::vector<VariableInfo>& variables() const { return variables_; }
 
-  const ptx::Function& kernel_function(size_t kernel) const {
-    const SymbolRef& ref = kernel_refs_[kernel];
-    return modules_[ref.module]->functions[ref.index];
-  }
+  const SymbolRef& kernel_ref(size_t kernel) const { return kernel_refs_[kernel]; }
   int kernel_module(size_t kernel) const { return kernel_refs_[kernel].module; }
   const SymbolRef& variable_ref(size_t variable) const { return variable_refs_[variable]; }
 
@@ -52,6 +52,9 @@ class LinkedProgram {
     return modules_[ref.module]->functions[ref.index];
   }
   static uint64_t FunctionAddress(int id) { return 0x10000 + 16 * static_cast<uint64_t>(id); }
+  // The same with its body, which is parsed when it is first asked for. CUDA_ERROR_INVALID_PTX,
+  // with line and column, if that fails. Any thread.
+  absl::StatusOr<const ptx::Function*> ParsedFunction(const SymbolRef& ref) const;
   // Functions whose address is taken anywhere: what a call through a pointer may reach.
   std::vector<int> AddressTakenFunctions() const;
 
@@ -63,6 +66,7 @@ class LinkedProgram {
       : modules_(std::move(modules)) {}
   absl::Status Build();
   absl::Status Define(int module, absl::string_view name, bool visible, bool weak, SymbolRef ref);
+  absl::Status DefineAliases(int module);
   MemoryNeeds Needs(const ptx::Function& function, int module);
 
   std::vector<std::unique_ptr<ptx::Module>> modules_;
@@ -77,6 +81,9 @@ class LinkedProgram {
   };
   absl::flat_hash_map<std::string, Definition> global_;                   // visible everywhere
   std::vector<absl::flat_hash_map<absl::string_view, SymbolRef>> local_;  // by module
+  mutable Mutex parse_mutex_;  // held while a body is parsed
+  mutable absl::flat_hash_map<const ptx::Function*, absl::Status> parse_errors_
+      ABSL_GUARDED_BY(parse_mutex_);
 };
 
 // The layout of a function's own .local and .shared variables, shared by the estimate above and

@@ -115,6 +115,15 @@ struct Variable {
   Initializer initializer;
 };
 
+// What a module's linker needs to know of a function's body.
+struct FunctionSummary {
+  uint64_t register_words = 0;           // 32-bit words in all registers together
+  std::vector<Variable> local;           // .local variables
+  std::vector<Variable> shared;          // .shared variables that are not extern
+  std::vector<absl::string_view> calls;  // names in calls; most are parameters
+  std::vector<absl::string_view> names;  // other names that may be of the module
+};
+
 struct Function {
   Location location;
   absl::string_view name;
@@ -125,6 +134,11 @@ struct Function {
   bool has_body = false;
   std::vector<Variable> returns;
   std::vector<Variable> params;  // variables[i] for i < params.size(), then the returns
+  size_t body_offset = 0;        // of the body's '{' in the source
+  Location body_location;
+  FunctionSummary summary;
+  // What follows is complete once the body is parsed (ParseBody).
+  bool is_parsed = false;
   std::vector<Register> registers;
   std::vector<Variable> variables;
   std::vector<Instruction> body;
@@ -142,6 +156,12 @@ struct Module {
   int target = 0;   // 75 for sm_75
   std::vector<Variable> variables;
   std::vector<Function> functions;
+  struct Alias {
+    Location location;
+    absl::string_view name;
+    absl::string_view target;
+  };
+  std::vector<Alias> aliases;
 };
 
 // False if `name` ("u32", "f16x2", ...) is not a type.

@@ -7,14 +7,6 @@
 #include "absl/strings/numbers.h"
 
 namespace fargpu::softgpu::ptx {
-namespace {
-
-bool IsIdentifierStart(char c) {
-  return absl::ascii_isalpha(c) || c == '_' || c == '$' || c == '%';
-}
-bool IsIdentifierPart(char c) { return absl::ascii_isalnum(c) || c == '_' || c == '$'; }
-
-}  // namespace
 
 void Lexer::Advance() {
   if (source_[position_] == '\n') {
@@ -43,6 +35,13 @@ void Lexer::SkipBlanks() {
       return;
     }
   }
+}
+
+bool Lexer::SkipLabelColon() {
+  SkipBlanks();
+  if (Peek() != ':') return false;
+  ++position_;
+  return true;
 }
 
 Token Lexer::Number(Token token) {
@@ -122,7 +121,7 @@ Token Lexer::Next() {
   if (position_ >= source_.size()) return token;
   const size_t start = position_;
   const char c = source_[position_];
-  if (IsIdentifierStart(c)) {
+  if (IsIdentifierStart(c) || c == '%') {
     ++position_;
     while (IsIdentifierPart(Peek())) ++position_;
     token.kind = TokenKind::kIdentifier;

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "llvm/IR/LLVMContext.h"
@@ -9,6 +11,7 @@
 #include "softgpu/passes/flatten_kernel.h"
 #include "softgpu/passes/link_modules.h"
 #include "softgpu/ptx/parser.h"
+#include "tests/conformance/ptx/probe.h"
 #include "tests/fuzz/fuzz_target.h"
 
 // Input: the text of one PTX module, whose kernels are compiled as on their first launch, but not
@@ -47,9 +50,19 @@ void Emit(const FlatKernel& kernel, Dim3 block) {
 
 }  // namespace
 
+// A kernel for each instruction form that programs use.
 std::vector<Seed> Seeds() {
-  return {{"empty_kernel",
-           ".version 9.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n"}};
+  std::vector<Seed> seeds = {
+      {"empty_kernel",
+       ".version 9.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n"}};
+  for (const conformance::KnownForm& form : conformance::KnownForms()) {
+    std::string text = conformance::ProbeModule(form.name);
+    if (text.empty()) continue;
+    std::string name = form.name;
+    std::replace(name.begin(), name.end(), ':', '_');
+    seeds.push_back({std::move(name), std::move(text)});
+  }
+  return seeds;
 }
 
 }  // namespace fargpu::fuzz
@@ -57,13 +70,14 @@ std::vector<Seed> Seeds() {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fargpu::fuzz;     // NOLINT: one function
   using namespace fargpu::softgpu;  // NOLINT
-  auto module = ptx::ParseModule(std::string(reinterpret_cast<const char*>(data), size));
+  const uint32_t hash = Hash(data, size);
+  auto module = ptx::ParseModule(std::string(reinterpret_cast<const char*>(data), size),
+                                 hash % 2 == 0 ? ptx::Bodies::kAtOnce : ptx::Bodies::kWhenUsed);
   if (!module.ok()) return 0;
   std::vector<std::unique_ptr<ptx::Module>> modules;
   modules.push_back(*std::move(module));
   const auto program = LinkedProgram::Link(std::move(modules));
   if (!program.ok()) return 0;
-  const uint32_t hash = Hash(data, size);
   // Code for one shape, or for all.
   const Dim3 shape = hash % 4 == 0 ? Dim3{0, 0, 0} : Dim3{32, 2, 1};
   for (size_t k = 0; k < (*program)->kernels().size() && k < kMaxKernels; ++k) {

@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_split.h"
 
+#include "tests/conformance/ptx/probe.h"
 #include "tests/fuzz/fuzz_target.h"
 
 // Changes PTX by whole tokens and lines, so that most of what comes out still parses and reaches
@@ -31,24 +34,38 @@ constexpr const char* kNumbers[] = {"0",
                                     "0f7FC00000",
                                     "0d7FF8000000000000",
                                     "1.5"};
-constexpr const char* kModifiers[] = {
-    ".b8",     ".b16",   ".b32",    ".b64",    ".b128",  ".u8",     ".u16",   ".u32",      ".u64",
-    ".s8",     ".s16",   ".s32",    ".s64",    ".f16",   ".f16x2",  ".bf16",  ".bf16x2",   ".f32",
-    ".f64",    ".f32x2", ".pred",   ".u16x2",  ".tf32",  ".e4m3x2", ".v2",    ".v4",       ".lo",
-    ".hi",     ".wide",  ".cc",     ".sat",    ".ftz",   ".rn",     ".rz",    ".rni",      ".rzi",
-    ".approx", ".full",  ".global", ".shared", ".local", ".const",  ".param", ".volatile", ".sync",
-    ".all",    ".any",   ".bfly",   ".idx",    ".clamp", ".wrap",   ".noinc", ".to",       ".uni",
-    ".eq",     ".lt",    ".nan",    ".and",    ".xor",   ".cas",    ".exch",  ".add",      ".inc"};
-constexpr const char* kOpcodes[] = {
-    "abs",      "add",    "addc",     "and",       "atom", "bar",   "barrier",   "bfe",  "bfi",
-    "bfind",    "bra",    "brev",     "call",      "clz",  "cnot",  "copysign",  "cp",   "cvt",
-    "cvta",     "div",    "dp2a",     "dp4a",      "ex2",  "exit",  "fence",     "fma",  "fns",
-    "isspacep", "ld",     "ldu",      "lg2",       "lop3", "mad",   "mad24",     "madc", "match",
-    "max",      "membar", "min",      "mov",       "mul",  "mul24", "nanosleep", "neg",  "not",
-    "or",       "popc",   "prefetch", "prmt",      "rcp",  "red",   "redux",     "rem",  "ret",
-    "rsqrt",    "sad",    "selp",     "set",       "setp", "shf",   "shfl",      "shl",  "shr",
-    "sin",      "slct",   "sqrt",     "st",        "sub",  "subc",  "szext",     "tanh", "testp",
-    "trap",     "vote",   "xor",      "activemask"};
+// Modifiers and opcodes that real programs do not use, or hardly ever.
+constexpr const char* kModifiers[] = {".b128", ".f32x2", ".u16x2", ".s8",  ".relu",  ".xorsign",
+                                      ".abs",  ".NaN",   ".rs",    ".rna", ".noinc", ".to",
+                                      ".nan",  ".xor",   ".inc",   ".po",  ".shr7",  ".clamp",
+                                      ".wrap", ".v8",    ".sat"};
+constexpr const char* kOpcodes[] = {"fns",       "isspacep", "ldu",   "mad24", "mul24", "sad",
+                                    "slct",      "szext",    "testp", "vmad",  "vset",  "vadd2",
+                                    "vavrg4",    "cnot",     "red",   "lop3",  "elect", "mapa",
+                                    "movmatrix", "sured",    "tld4",  "txq"};
+
+// The words of all known instruction forms, modifiers with their dot.
+struct Vocabulary {
+  std::vector<std::string> opcodes{std::begin(kOpcodes), std::end(kOpcodes)};
+  std::vector<std::string> modifiers{std::begin(kModifiers), std::end(kModifiers)};
+
+  Vocabulary() {
+    std::set<std::string> seen;
+    for (const conformance::KnownForm& form : conformance::KnownForms()) {
+      const std::vector<std::string> words = absl::StrSplit(form.name, '.');
+      if (seen.insert(words[0]).second) opcodes.push_back(words[0]);
+      for (size_t k = 1; k < words.size(); ++k) {
+        std::string modifier = "." + words[k];
+        if (seen.insert(modifier).second) modifiers.push_back(std::move(modifier));
+      }
+    }
+  }
+};
+
+const Vocabulary& Words() {
+  static const Vocabulary* const words = new Vocabulary;
+  return *words;
+}
 
 std::vector<std::string> Tokens(absl::string_view text) {
   const auto part = [](char c) {
@@ -83,9 +100,9 @@ class Mutator {
 
  private:
   size_t Below(size_t limit) { return random_() % limit; }
-  template <typename T, size_t N>
-  std::string OneOf(const T (&list)[N]) {
-    return list[Below(N)];
+  template <typename List>
+  std::string OneOf(const List& list) {
+    return list[Below(std::size(list))];
   }
   static bool IsWord(const std::string& token) {
     return token.size() > 1 || !absl::ascii_isspace(static_cast<unsigned char>(token[0]));
@@ -122,9 +139,9 @@ class Mutator {
         if (KindOf(token) == '0') {
           token = OneOf(kNumbers);
         } else if (token[0] == '.') {
-          token = Below(4) == 0 ? token + OneOf(kModifiers) : OneOf(kModifiers);
+          token = Below(4) == 0 ? token + OneOf(Words().modifiers) : OneOf(Words().modifiers);
         } else if (KindOf(token) == 'a') {
-          token = OneOf(kOpcodes);
+          token = OneOf(Words().opcodes);
         } else {
           token = OneOf(kNumbers);
         }

@@ -1,7 +1,8 @@
 #include "tests/conformance/ptx/probe.h"
 
 #include <algorithm>
-#include <vector>
+#include <fstream>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -78,6 +79,88 @@ bool OneOf(const std::string& word, std::initializer_list<const char*> words) {
   return std::any_of(words.begin(), words.end(), [&](const char* w) { return word == w; });
 }
 
+std::string List(int count, int bits, int first) {
+  std::vector<std::string> names;
+  for (int k = 0; k < count; ++k) names.push_back(Register(bits, first + k));
+  return absl::StrCat("{", absl::StrJoin(names, ", "), "}");
+}
+
+// "m16n8k16" -> 16, 8, 16.
+bool ParseShape(absl::string_view word, int* m, int* n, int* k) {
+  const size_t at_n = word.find('n'), at_k = word.find('k');
+  return !word.empty() && word[0] == 'm' && at_n != word.npos && at_k != word.npos && at_n < at_k &&
+         absl::SimpleAtoi(word.substr(1, at_n - 1), m) &&
+         absl::SimpleAtoi(word.substr(at_n + 1, at_k - at_n - 1), n) &&
+         absl::SimpleAtoi(word.substr(at_k + 1), k);
+}
+
+// Bits of an element of a matrix.
+int ElementBits(absl::string_view type) {
+  if (type == "e4m3" || type == "e5m2") return 8;
+  if (type == "tf32") return 32;
+  if (type == "bf16" || type == "f16") return 16;
+  int bits = 0;
+  return type.size() > 1 && absl::SimpleAtoi(type.substr(1), &bits) ? bits : 0;
+}
+
+// Fragment of a matrix of `elements`, as mma.sync spreads it over a warp.
+std::string Fragment(int elements, int bits, int first) {
+  if (bits == 64) return List(elements / 32, 64, first);
+  return List(std::max(1, elements / 32 * bits / 32), 32, first);
+}
+
+std::string MmaOperands(const Form& f) {
+  int m = 0, n = 0, k = 0;
+  std::vector<std::string> types;
+  for (const std::string& word : f.modifiers) {
+    if (!ParseShape(word, &m, &n, &k) && ElementBits(word) != 0) types.push_back(word);
+  }
+  if (m == 0 || types.size() != 4) return "?";
+  return absl::StrCat(Fragment(m * n, ElementBits(types[0]), 0), ", ",
+                      Fragment(m * k, ElementBits(types[1]), 8), ", ",
+                      Fragment(n * k, ElementBits(types[2]), 12), ", ",
+                      Fragment(m * n, ElementBits(types[3]), 16));
+}
+
+// wmma spreads a matrix otherwise: halves are there twice.
+std::string WmmaFragment(char which, int m, int n, int k, absl::string_view type, int first) {
+  const int bits = ElementBits(type);
+  const int elements = which == 'a' ? m * k : which == 'b' ? n * k : m * n;
+  if (type == "f16" && which != 'c') return List(8, 32, first);
+  return Fragment(elements, bits, first);
+}
+
+std::string WmmaOperands(const Form& f) {
+  int m = 0, n = 0, k = 0;
+  std::vector<std::string> types;
+  for (const std::string& word : f.modifiers) {
+    if (!ParseShape(word, &m, &n, &k) && ElementBits(word) != 0) types.push_back(word);
+  }
+  if (m == 0 || types.empty()) return "?";
+  if (f.Has("load")) {
+    const char which = f.Has("a") ? 'a' : f.Has("b") ? 'b' : 'c';
+    return absl::StrCat(WmmaFragment(which, m, n, k, types[0], 0), ", ", Address(f), ", 32");
+  }
+  if (f.Has("store")) {
+    return absl::StrCat(Address(f), ", ", WmmaFragment('c', m, n, k, types[0], 0), ", 32");
+  }
+  // d and c; a and b too, unless they are f16.
+  const bool halves = types.size() == 2;
+  if (!halves && types.size() != 4) return "?";
+  return absl::StrCat(WmmaFragment('c', m, n, k, types[0], 0), ", ",
+                      WmmaFragment('a', m, n, k, halves ? "f16" : types[1], 0), ", ",
+                      WmmaFragment('b', m, n, k, halves ? "f16" : types[2], 8), ", ",
+                      WmmaFragment('c', m, n, k, types.back(), 12));
+}
+
+std::string ImageOperands(const Form& f) {
+  const int coordinates = f.Has("1d") ? 1 : f.Has("2d") || f.Has("a1d") ? 2 : 4;
+  const std::string place = absl::StrCat("[%y20, ", List(coordinates, 32, 8), "]");
+  const int w = Width(f.types.front());
+  if (f.opcode == "tex") return absl::StrCat(Value(f, w, 0), ", ", place);
+  return absl::StrCat(place, ", ", Value(f, w, 0));
+}
+
 // The operands, without ';'. "?" if unknown.
 std::string Operands(const Form& f) {
   const std::string& op = f.opcode;
@@ -119,7 +202,10 @@ std::string Operands(const Form& f) {
            : f.Has("x2") ? "{%x1, %x2}, [sm]"
                          : "{%x1}, [sm]";
   }
+  if (op == "mma") return MmaOperands(f);
+  if (op == "wmma") return WmmaOperands(f);
   if (w == 0) return "?";
+  if (op == "tex" || op == "sust") return ImageOperands(f);
   if (OneOf(op, {"ld", "ldu"})) {
     const bool hint = f.Has("L2::cache_hint");
     return absl::StrCat(Value(f, w, 1), ", ", Address(f), hint ? ", %y21" : "");
@@ -165,6 +251,10 @@ std::string Operands(const Form& f) {
   if (OneOf(op, {"bmsk", "szext"})) return Registers({32, 32, 32});
   if (OneOf(op, {"prmt", "shf", "dp4a", "dp2a", "fns"})) return Registers({32, 32, 32, 32});
   if (op == "lop3") return absl::StrCat(Registers({32, 32, 32, 32}), ", 0xe2");
+  if (op == "multimem") {
+    const std::string value = Value(f, last == 16 ? 32 : last, 1);
+    return f.Has("ld_reduce") ? absl::StrCat(value, ", [%y20]") : absl::StrCat("[%y20], ", value);
+  }
   if (op[0] == 'v') {  // video
     const bool third = f.Has("add") || f.Has("min") || f.Has("max") || f.types.size() > 3;
     return third ? Registers({32, 32, 32, 32}) : Registers({32, 32, 32});
@@ -173,6 +263,19 @@ std::string Operands(const Form& f) {
 }
 
 }  // namespace
+
+std::vector<KnownForm> KnownForms() {
+  std::vector<KnownForm> forms;
+  std::ifstream file(FARGPU_PTX_FORMS);
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<absl::string_view> fields = absl::StrSplit(line, '\t');
+    KnownForm form;
+    if (fields.size() != 2 || !absl::SimpleAtoi(fields[1], &form.occurrences)) return {};
+    form.name = std::string(fields[0]);
+    forms.push_back(std::move(form));
+  }
+  return forms;
+}
 
 std::string ProbeModule(absl::string_view name) {
   Form form;
@@ -193,9 +296,9 @@ std::string ProbeModule(absl::string_view name) {
 .func f() { ret; }
 .visible .entry k(.param .align 16 .b8 p[64]) {
   .reg .pred %p<24>;
-  .reg .b16 %h<24>;
-  .reg .b32 %x<24>;
-  .reg .b64 %y<24>;
+  .reg .b16 %h<32>;
+  .reg .b32 %x<32>;
+  .reg .b64 %y<32>;
   .reg .b128 %z<8>;
   .shared .align 16 .b8 sm[256];
   .shared .align 8 .b64 mb;
