@@ -135,6 +135,9 @@ absl::Status InstructionEmitter::EmitCvt(const Instruction& i) {
   if (i.Has("rna") && !i.Has("tf32")) return Malformed(i, ".rna is for tf32 only");
   const Type to = i.types[0];
   const Type from = i.types[1];
+  if (to.kind == Type::kPred || from.kind == Type::kPred || to.bits > 64 || from.bits > 64) {
+    return Malformed(i, "cvt is for numbers of 8 to 64 bits");
+  }
   if (to.lanes != 1 || from.lanes != 1) return ConvertPacked(i);
   if (from.kind == Type::kOtherFloat) return Unsupported(i, "this conversion");
   if (to.kind == Type::kOtherFloat) {

@@ -130,6 +130,7 @@ absl::StatusOr<llvm::Value*> InstructionEmitter::HalfOperation(
 
 absl::Status InstructionEmitter::EmitHalfArithmetic(const Instruction& i) {
   const Type type = i.type();
+  if (!type.is_float()) return Malformed(i, "a floating point type is needed");
   if (type.bits == 64) return EmitFloatPair(i);
   if (i.Has("rz") || i.Has("rm") || i.Has("rp")) return Unsupported(i, "this rounding of halves");
   const Type bits = {Type::kBits, 1, type.bits};

@@ -232,6 +232,7 @@ absl::Status InstructionEmitter::EmitMul(const Instruction& i) {
   ASSIGN_OR_RETURN(LaneValue a, Get(i, 1, type));
   ASSIGN_OR_RETURN(LaneValue b, Get(i, 2, type));
   if (i.opcode == "mul24") {
+    if (type.bits != 32) return Malformed(i, "mul24 is for 32 bits");
     const Args args = Unify({a, b});
     return Set(i, 0, args.Wrap(Mul24(i, args.v[0], args.v[1])), type);
   }
@@ -270,6 +271,7 @@ absl::Status InstructionEmitter::EmitMad(const Instruction& i) {
   ASSIGN_OR_RETURN(const LaneValue c, Get(i, 3, sum));
   LaneValue product;
   if (i.opcode == "mad24") {
+    if (type.bits != 32 || i.Has("wide")) return Malformed(i, "mad24 is for 32 bits");
     const Args args = Unify({a, b});
     product = args.Wrap(Mul24(i, args.v[0], args.v[1]));
   } else if (i.Has("hi")) {

@@ -201,7 +201,8 @@ absl::Status InstructionEmitter::EmitSet(const Instruction& i) {
   if (i.types.size() != 2) return Malformed(i, "set needs two types");
   const Type to = i.types[0];
   const Type type = i.types[1];
-  if (to.bits < 16 || (type.lanes == 2 && to.bits != 32) || (type.lanes == 1 && to.lanes == 2)) {
+  if (to.bits < 16 || to.bits > 64 || (type.lanes == 2 && to.bits != 32) ||
+      (type.lanes == 1 && to.lanes == 2)) {
     return Malformed(i, "such types do not go together");
   }
   ASSIGN_OR_RETURN(const std::vector<LaneValue> results, CompareOperands(i, type));

@@ -241,6 +241,7 @@ absl::Status InstructionEmitter::EmitVideoMad(const Instruction& i) {
 absl::Status InstructionEmitter::EmitPackedInteger(const Instruction& i) {
   // Two 16-bit lanes in a 32-bit register: twice as many vector elements.
   const Type type = i.type();
+  if (type.bits != 32) return Malformed(i, "no such operation on this type");
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}, {2, type}}));
   const unsigned elements = args.uniform ? 2 : 2 * kWarpSize;
   llvm::Type* packed = llvm::FixedVectorType::get(IntType(16), elements);

@@ -248,7 +248,7 @@ absl::Status BodyParser::Statement() {
     return absl::OkStatus();
   }
   // Only video instructions select parts of registers and negate them.
-  in_video_ = instruction.opcode[0] == 'v';
+  in_video_ = instruction.opcode[0] == 'v' && instruction.opcode != "vote";
   while (token_.kind == TokenKind::kDot) {
     instruction.modifiers.push_back(token_.text);
     Type type;
