@@ -784,8 +784,7 @@ absl::Status KernelError(CUresult code, absl::string_view kernel, const Instruct
 absl::StatusOr<FlatKernel> FlattenKernel(const LinkedProgram& program, size_t kernel) {
   SharedLayout shared;
   Flattener flattener(program, kernel, &shared);
-  ASSIGN_OR_RETURN(const Function* const entry,
-                   program.ParsedFunction(program.kernel_ref(kernel)));
+  ASSIGN_OR_RETURN(const Function* const entry, program.ParsedFunction(program.kernel_ref(kernel)));
   ASSIGN_OR_RETURN(FlatKernel flat, flattener.Run(*entry, program.kernel_module(kernel)));
   std::vector<int> work(flattener.needed_functions().begin(), flattener.needed_functions().end());
   while (!work.empty()) {
