@@ -28,8 +28,7 @@ inline constexpr Family kFamilies[] = {
     {"Conversion", AddConversionRows}, {"Comparison", AddComparisonRows},
     {"Control", AddControlRows},       {"Memory", AddMemoryRows},
     {"Atomic", AddAtomicRows},         {"Warp", AddWarpRows},
-    {"Matrix", AddMatrixRows},
-    {"Video", AddVideoRows},
+    {"Matrix", AddMatrixRows},         {"Video", AddVideoRows},
 };
 
 }  // namespace fargpu::conformance
