@@ -15,6 +15,7 @@ void AddControlRows(Table* table);     // control_rows.cc
 void AddMemoryRows(Table* table);      // memory_rows.cc
 void AddAtomicRows(Table* table);      // memory_rows.cc
 void AddMatrixRows(Table* table);      // matrix_rows.cc
+void AddTextureRows(Table* table);     // texture_rows.cc
 void AddWarpRows(Table* table);        // warp_rows.cc
 void AddVideoRows(Table* table);       // video_rows.cc
 
@@ -29,6 +30,7 @@ inline constexpr Family kFamilies[] = {
     {"Control", AddControlRows},       {"Memory", AddMemoryRows},
     {"Atomic", AddAtomicRows},         {"Warp", AddWarpRows},
     {"Matrix", AddMatrixRows},         {"Video", AddVideoRows},
+    {"Texture", AddTextureRows},
 };
 
 }  // namespace fargpu::conformance
