@@ -230,10 +230,12 @@ std::vector<int> LinkedProgram::AddressTakenFunctions() const {
 MemoryNeeds LinkedProgram::Needs(const Function& function, int module) {
   MemoryNeeds needs;
   absl::flat_hash_set<const void*> shared_seen;
+  std::vector<const Variable*> shared;
   struct Walk {
     LinkedProgram* program;
     MemoryNeeds* needs;
     absl::flat_hash_set<const void*>* shared_seen;
+    std::vector<const Variable*>* shared;
     absl::flat_hash_map<const Function*, uint64_t> done;
 
     uint64_t Visit(const Function& f, int m, int depth) {
@@ -245,7 +247,7 @@ MemoryNeeds LinkedProgram::Needs(const Function& function, int module) {
       uint64_t local = 0;
       for (const Variable& v : f.summary.local) PlaceVariable(&local, v);
       for (const Variable& v : f.summary.shared) {
-        if (shared_seen->insert(&v).second) PlaceVariable(&needs->shared_bytes, v);
+        if (shared_seen->insert(&v).second) shared->push_back(&v);
       }
       local = (local + 15) / 16 * 16;
       uint64_t deepest = 0;
@@ -253,9 +255,7 @@ MemoryNeeds LinkedProgram::Needs(const Function& function, int module) {
         const SymbolRef ref = program->Resolve(m, name);
         if (ref.kind == SymbolRef::Kind::kShared) {
           const Variable& v = program->modules_[ref.module]->variables[ref.index];
-          if (!v.is_extern && shared_seen->insert(&v).second) {
-            PlaceVariable(&needs->shared_bytes, v);
-          }
+          if (!v.is_extern && shared_seen->insert(&v).second) shared->push_back(&v);
         } else if (ref.kind == SymbolRef::Kind::kFunction && is_call) {
           deepest = std::max(deepest, Visit(program->FunctionOf(ref), ref.module, depth + 1));
         }
@@ -265,8 +265,16 @@ MemoryNeeds LinkedProgram::Needs(const Function& function, int module) {
       return done[&f] = local + deepest;
     }
   };
-  Walk walk{this, &needs, &shared_seen, {}};
+  Walk walk{this, &needs, &shared_seen, &shared, {}};
   needs.local_bytes = walk.Visit(function, module, 0);
+  // Code places them in the order in which it uses them, which is not known yet: so much is enough
+  // in any order.
+  uint64_t alignment = 1;
+  for (const Variable* v : shared) alignment = std::max<uint64_t>(alignment, v->alignment);
+  for (const Variable* v : shared) {
+    needs.shared_bytes +=
+        shared.size() == 1 ? v->size : (v->size + alignment - 1) / alignment * alignment;
+  }
   return needs;
 }
 
