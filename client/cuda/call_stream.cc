@@ -81,8 +81,9 @@ void CallStream::Die(const absl::Status& cause) {
     death_ = leaving_.load()
                  ? CudaError(CUDA_ERROR_DEINITIALIZED, "the process is about to end")
                  : absl::UnavailableError(absl::StrCat("the session is over: ", cause.message()));
+    // Under the lock: who finds the cause there already must not see the stream alive afterwards.
+    dead_.store(true, std::memory_order_release);
   }
-  dead_.store(true, std::memory_order_release);
   if (!leaving_.load()) {
     FARGPU_LOG(kError, "the session is over: ", std::string(cause.message()));
   }
