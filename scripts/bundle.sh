@@ -90,10 +90,14 @@ install -m 644 deploy/bundle/README.md "$base/README.md"
 
 place 644 '$ORIGIN:$ORIGIN/../..' "$tree/softgpu/libcuda.so.1" "$soft/lib/fargpu/softgpu/libcuda.so.1"
 place_libraries '$ORIGIN:$ORIGIN/../..' "$soft/lib/fargpu/softgpu" "$tree/softgpu/libcuda.so.1"
+for library in "$tree"/softgpu/standins/lib*.so.*; do
+  place 644 '$ORIGIN' "$library" "$soft/lib/fargpu/softgpu/standins/$(basename "$library")"
+  ln -s "standins/$(basename "$library")" "$soft/lib/fargpu/softgpu/$(basename "$library")"
+done
 
 # The licences of the libraries that come from Debian.
 for library in "$base"/lib/*.so* "$soft"/lib/fargpu/softgpu/*.so*; do
-  [[ "$library" != */libcuda.so.1 ]] || continue
+  [[ "$library" != */libcuda.so.1 && ! -L "$library" ]] || continue
   package="$(dpkg-query -S "*/$(basename "$library")" 2>/dev/null | sed -n '1s/:.*//p' || true)"
   copyright="/usr/share/doc/$package/copyright"
   [[ -n "$package" && -f "$copyright" ]] || fargpu_die "no licence found for $(basename "$library")"

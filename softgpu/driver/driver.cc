@@ -16,6 +16,7 @@
 #include "common/status_macros.h"
 #include "protocol/driver_abi/context_storage.h"
 #include "softgpu/driver/array.h"
+#include "softgpu/driver/compiler_standins.h"
 #include "softgpu/driver/export_table_host.h"
 #include "softgpu/driver/texture_object.h"
 #include "softgpu/runtime/device_window.h"
@@ -102,6 +103,7 @@ absl::Status Driver::Init() {
   }
   live_driver.store(new Driver(*std::move(config)), std::memory_order_release);
   InstallExportTables();
+  LoadCompilerStandIns();
   pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
   std::atexit([] {
     if (Driver::Get() != nullptr) StopWorkers(kExitPatience);
