@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cuda.h>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -11,6 +10,7 @@
 
 #include "common/cuda_error.h"
 #include "common/status_macros.h"
+#include "softgpu/passes/flat_code.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -48,24 +48,6 @@ Instruction MakeJump(int label, ptx::Location location) {
   return jump;
 }
 
-Operand RegisterOperand(int index) {
-  Operand operand;
-  operand.kind = Kind::kRegister;
-  operand.index = index;
-  return operand;
-}
-
-Instruction MakeMove(Operand to, Operand from, Type type, const Instruction& like) {
-  Instruction move;
-  move.opcode = "mov";
-  move.location = like.location;
-  move.guard = like.guard;
-  move.guard_negated = like.guard_negated;
-  move.types = {type};
-  move.operands = {std::move(to), std::move(from)};
-  return move;
-}
-
 // Places of static shared variables, the same in a kernel and the functions it calls.
 struct SharedLayout {
   absl::flat_hash_map<const Variable*, uint64_t> places;
@@ -76,7 +58,7 @@ class Flattener {
  public:
   Flattener(const LinkedProgram& program, size_t kernel, SharedLayout* shared)
       : program_(program), kernel_info_(program.kernels()[kernel]), shared_(*shared) {
-    kernel_.name = kernel_info_.name;
+    code_.kernel.name = kernel_info_.name;
   }
 
   // Numbers of the functions that the code calls for real.
@@ -85,22 +67,22 @@ class Flattener {
   absl::StatusOr<FlatKernel> RunFunction(const SymbolRef& ref) {
     ASSIGN_OR_RETURN(const Function* const parsed, program_.ParsedFunction(ref));
     const Function& function = *parsed;
-    kernel_.name = absl::StrCat(kernel_info_.name, ", function ", function.name);
-    kernel_.is_function = true;
-    kernel_.shared_bytes = kernel_info_.static_shared_bytes;
+    code_.kernel.name = absl::StrCat(kernel_info_.name, ", function ", function.name);
+    code_.kernel.is_function = true;
+    code_.kernel.shared_bytes = kernel_info_.static_shared_bytes;
     const Type u64 = {Type::kUnsigned, 1, 64};
-    kernel_.frame_register = NewRegister(u64);
+    code_.kernel.frame_register = code_.NewRegister(u64);
     Frame frame;
     frame.end_label = -1;
     std::vector<std::pair<int, int>> results;
     for (size_t i = 0; i < function.params.size() + function.returns.size(); ++i) {
       if (function.variables[i].is_register) {
         return CudaError(CUDA_ERROR_NOT_SUPPORTED,
-                         absl::StrCat("kernel ", kernel_.name, ": parameters in registers"));
+                         absl::StrCat("kernel ", code_.kernel.name, ": parameters in registers"));
       }
-      kernel_.param_registers.push_back(NewRegister(u64));
+      code_.kernel.param_registers.push_back(code_.NewRegister(u64));
       frame.variables.push_back(
-          {Place::kCallerMemory, static_cast<uint64_t>(kernel_.param_registers.back())});
+          {Place::kCallerMemory, static_cast<uint64_t>(code_.kernel.param_registers.back())});
     }
     stack_.push_back(&function);
     RETURN_IF_ERROR(Inline(function, ref.module, std::move(frame), 0, 0));
@@ -108,7 +90,7 @@ class Flattener {
   }
 
   absl::StatusOr<FlatKernel> Run(const Function& function, int module) {
-    kernel_.shared_bytes = kernel_info_.static_shared_bytes;
+    code_.kernel.shared_bytes = kernel_info_.static_shared_bytes;
     Frame frame;
     frame.end_label = -1;
     uint64_t ignored = 0;
@@ -120,16 +102,16 @@ class Flattener {
   }
 
   absl::StatusOr<FlatKernel> Finish() {
-    RETURN_IF_ERROR(LowerParams());
-    if (shared_.end > kernel_.shared_bytes) {
-      return absl::InternalError(absl::StrCat("kernel ", kernel_.name, " needs ", shared_.end,
+    RETURN_IF_ERROR(LowerCallParams(&code_));
+    if (shared_.end > code_.kernel.shared_bytes) {
+      return absl::InternalError(absl::StrCat("kernel ", code_.kernel.name, " needs ", shared_.end,
                                               " bytes of shared memory, not the estimated ",
-                                              kernel_.shared_bytes));
+                                              code_.kernel.shared_bytes));
     }
-    kernel_.carry_register = NewRegister({Type::kPred, 1, 1});
-    kernel_.local_bytes = kernel_.frame_bytes = (local_bytes_ + 15) / 16 * 16;
-    CutIntoBlocks();
-    return std::move(kernel_);
+    code_.kernel.carry_register = code_.NewRegister({Type::kPred, 1, 1});
+    code_.kernel.local_bytes = code_.kernel.frame_bytes = (code_.local_bytes + 15) / 16 * 16;
+    CutIntoBlocks(&code_);
+    return std::move(code_.kernel);
   }
 
  private:
@@ -153,16 +135,8 @@ class Flattener {
     int end_label = -1;  // where ret goes; -1 in the kernel itself
     int module = 0;
   };
-  struct Param {  // a parameter of a call
-    uint64_t size = 0;
-    uint32_t alignment = 1;
-    bool in_memory = false;
-    uint64_t local_offset = 0;
-    std::map<uint64_t, std::pair<uint32_t, int>> slots;  // offset -> (bits, register)
-  };
-
   absl::Status Error(CUresult code, const Instruction& at, absl::string_view what) const {
-    return KernelError(code, kernel_.name, at, what);
+    return KernelError(code, code_.kernel.name, at, what);
   }
 
   uint64_t SharedOffset(const Variable& variable) {
@@ -171,12 +145,8 @@ class Flattener {
     return it->second;
   }
   int NewParam(const Variable& variable) {
-    params_.push_back({variable.size, variable.alignment, false, 0, {}});
-    return static_cast<int>(params_.size()) - 1;
-  }
-  int NewRegister(Type type) {
-    kernel_.registers.push_back({"", type});
-    return static_cast<int>(kernel_.registers.size()) - 1;
+    code_.params.push_back({variable.size, variable.alignment, false, 0, {}});
+    return static_cast<int>(code_.params.size()) - 1;
   }
 
   absl::Status Inline(const Function& f, int module, Frame frame, uint64_t local_base,
@@ -191,10 +161,11 @@ class Flattener {
                                 " registers, variables and labels with its functions inlined"));
     }
     frame.module = module;
-    frame.register_base = static_cast<int>(kernel_.registers.size());
-    kernel_.registers.insert(kernel_.registers.end(), f.registers.begin(), f.registers.end());
-    frame.label_base = static_cast<int>(labels_.size());
-    labels_.resize(labels_.size() + f.labels.size(), -1);
+    frame.register_base = static_cast<int>(code_.kernel.registers.size());
+    code_.kernel.registers.insert(code_.kernel.registers.end(), f.registers.begin(),
+                                  f.registers.end());
+    frame.label_base = static_cast<int>(code_.labels.size());
+    code_.labels.resize(code_.labels.size() + f.labels.size(), -1);
     // frame.variables already holds the parameters (and returns) that the caller bound.
     uint64_t local = local_base;
     for (size_t i = frame.variables.size(); i < f.variables.size(); ++i) {
@@ -215,7 +186,7 @@ class Flattener {
       }
     }
     local = (local + 15) / 16 * 16;
-    local_bytes_ = std::max(local_bytes_, local);
+    code_.local_bytes = std::max(code_.local_bytes, local);
     std::vector<std::pair<int, int>> labels;  // position, label
     for (size_t i = 0; i < f.labels.size(); ++i) {
       labels.emplace_back(f.labels[i].position, static_cast<int>(i));
@@ -224,10 +195,11 @@ class Flattener {
     size_t next_label = 0;
     for (int i = 0; i <= static_cast<int>(f.body.size()); ++i) {
       while (next_label < labels.size() && labels[next_label].first == i) {
-        labels_[frame.label_base + labels[next_label++].second] = static_cast<int>(body_.size());
+        code_.labels[frame.label_base + labels[next_label++].second] =
+            static_cast<int>(code_.body.size());
       }
       if (i == static_cast<int>(f.body.size())) break;
-      if (body_.size() > kMaxInstructions) {
+      if (code_.body.size() > kMaxInstructions) {
         return Error(CUDA_ERROR_NOT_SUPPORTED, f.body[i],
                      absl::StrCat("the kernel has more than ", kMaxInstructions,
                                   " instructions with its functions inlined"));
@@ -243,13 +215,13 @@ class Flattener {
       Instruction jump = MakeJump(frame.end_label, source.location);
       if (source.guard >= 0) jump.guard = source.guard + frame.register_base;
       jump.guard_negated = source.guard_negated;
-      body_.push_back(std::move(jump));
+      code_.body.push_back(std::move(jump));
       return absl::OkStatus();
     }
     if (source.opcode == "call") return Call(source, frame, local, depth);
     Instruction instruction = source;
     if (instruction.guard >= 0) instruction.guard += frame.register_base;
-    const bool in_function = frame.end_label >= 0 || kernel_.is_function;
+    const bool in_function = frame.end_label >= 0 || code_.kernel.is_function;
     if (in_function && source.Has("param") && (source.opcode == "ld" || source.opcode == "st")) {
       // Through a register, a device function's own parameter is meant; it lives in local memory.
       for (Operand& operand : instruction.operands) {
@@ -267,7 +239,7 @@ class Flattener {
     for (Operand& operand : instruction.operands) {
       RETURN_IF_ERROR(Rewrite(&operand, frame, instruction));
     }
-    body_.push_back(std::move(instruction));
+    code_.body.push_back(std::move(instruction));
     return absl::OkStatus();
   }
 
@@ -291,7 +263,7 @@ class Flattener {
             immediate(place.offset);
             break;
           case Place::kLocal:
-            *operand = LocalOperand(place.offset + static_cast<uint64_t>(operand->offset));
+            *operand = code_.LocalOperand(place.offset + static_cast<uint64_t>(operand->offset));
             break;
           case Place::kCallerMemory:
             operand->kind = Kind::kRegister;
@@ -342,19 +314,6 @@ class Flattener {
     return absl::OkStatus();
   }
 
-  // An address in local memory: of the thread in a kernel, of the frame in a function.
-  Operand LocalOperand(uint64_t offset) const {
-    Operand operand;
-    if (kernel_.is_function) {
-      operand = RegisterOperand(kernel_.frame_register);
-      operand.offset = static_cast<int64_t>(offset);
-    } else {
-      operand.kind = Kind::kImmediate;
-      operand.bits = offset;
-    }
-    return operand;
-  }
-
   uint64_t DynamicSharedOffset() const { return (kernel_info_.static_shared_bytes + 15) / 16 * 16; }
 
   absl::Status Call(const Instruction& source, const Frame& frame, uint64_t local, size_t depth) {
@@ -387,12 +346,12 @@ class Flattener {
     const int guard = source.guard < 0 ? -1 : source.guard + frame.register_base;
     int skip = -1;
     if (guard >= 0) {  // jump around the call where the guard is false
-      skip = static_cast<int>(labels_.size());
-      labels_.push_back(-1);
+      skip = static_cast<int>(code_.labels.size());
+      code_.labels.push_back(-1);
       Instruction jump = MakeJump(skip, source.location);
       jump.guard = guard;
       jump.guard_negated = !source.guard_negated;
-      body_.push_back(std::move(jump));
+      code_.body.push_back(std::move(jump));
     }
     const SymbolRef ref = indirect ? SymbolRef{} : program_.Resolve(frame.module, callee.name);
     const bool recursive = ref.kind == SymbolRef::Kind::kFunction &&
@@ -422,10 +381,10 @@ class Flattener {
           return Error(CUDA_ERROR_NOT_SUPPORTED, source,
                        "an argument that is not a .param variable");
         }
-        params_[operand.index].in_memory = true;
+        code_.params[operand.index].in_memory = true;
         call.operands.push_back(operand);
       }
-      body_.push_back(std::move(call));
+      code_.body.push_back(std::move(call));
     } else if (ref.kind != SymbolRef::Kind::kFunction) {
       if (!IsRuntimeFunction(callee.name)) {
         return Error(CUDA_ERROR_NOT_SUPPORTED, source,
@@ -441,7 +400,7 @@ class Flattener {
       call.operands.emplace_back();
       if (arguments < actual.size()) call.operands[1] = actual[arguments];
       call.operands.insert(call.operands.end(), actual.begin(), actual.begin() + arguments);
-      body_.push_back(std::move(call));
+      code_.body.push_back(std::move(call));
     } else {
       ASSIGN_OR_RETURN(const Function* const parsed, program_.ParsedFunction(ref));
       const Function& f = *parsed;
@@ -452,7 +411,7 @@ class Flattener {
                                   arguments, " and ", returned.size()));
       }
       Frame inner;
-      const int register_base = static_cast<int>(kernel_.registers.size());
+      const int register_base = static_cast<int>(code_.kernel.registers.size());
       std::vector<std::pair<int, Operand>> results;
       for (size_t i = 0; i < f.params.size() + f.returns.size(); ++i) {
         const bool is_return = i >= f.params.size();
@@ -464,7 +423,7 @@ class Flattener {
           if (is_return) {
             results.emplace_back(to, given);
           } else {
-            body_.push_back(MakeMove(RegisterOperand(to), given, formal.type, Instruction{}));
+            code_.body.push_back(MakeMove(RegisterOperand(to), given, formal.type, Instruction{}));
           }
         } else if (given.kind == Kind::kVariable && given.index >= 0) {
           inner.variables.push_back({Place::kParam, static_cast<uint64_t>(given.index)});
@@ -487,293 +446,69 @@ class Flattener {
             deferred_.push_back(std::move(move));
           } else {
             move.operands = {address, given};
-            body_.push_back(std::move(move));
+            code_.body.push_back(std::move(move));
           }
         }
       }
       std::vector<Instruction> after = std::exchange(deferred_, {});
-      inner.end_label = static_cast<int>(labels_.size());
-      labels_.push_back(-1);
+      inner.end_label = static_cast<int>(code_.labels.size());
+      code_.labels.push_back(-1);
       const int end = inner.end_label;
       stack_.push_back(&f);
       RETURN_IF_ERROR(Inline(f, ref.module, std::move(inner), local, depth + 1));
       stack_.pop_back();
-      labels_[end] = static_cast<int>(body_.size());
+      code_.labels[end] = static_cast<int>(code_.body.size());
       for (const auto& [from, to] : results) {
-        body_.push_back(
-            MakeMove(to, RegisterOperand(from), kernel_.registers[from].type, Instruction{}));
+        code_.body.push_back(
+            MakeMove(to, RegisterOperand(from), code_.kernel.registers[from].type, Instruction{}));
       }
-      for (Instruction& move : after) body_.push_back(std::move(move));
+      for (Instruction& move : after) code_.body.push_back(std::move(move));
     }
-    if (skip >= 0) labels_[skip] = static_cast<int>(body_.size());
+    if (skip >= 0) code_.labels[skip] = static_cast<int>(code_.body.size());
     return absl::OkStatus();
-  }
-
-  // Parameters of calls become registers where every access agrees on its pieces, else memory.
-  absl::Status LowerParams() {
-    const auto param_access = [](const Instruction& i, Operand** address) {
-      if ((i.opcode != "ld" && i.opcode != "st") || !i.Has("param")) return false;
-      for (const Operand& o : i.operands) {
-        if (o.kind == Kind::kAddress && o.parts[0].kind == Kind::kVariable &&
-            o.parts[0].index >= 0) {
-          *address = const_cast<Operand*>(&o);
-          return true;
-        }
-      }
-      return false;
-    };
-    const auto lanes_of = [](const Instruction& i) -> uint32_t {
-      return i.Has("v4") ? 4 : i.Has("v2") ? 2 : 1;
-    };
-    Operand* address = nullptr;
-    for (const Instruction& i : body_) {
-      if (param_access(i, &address)) {
-        const size_t place = i.opcode == "ld" ? 1 : 0;
-        if (i.operands.size() != 2 || i.operands[place].kind != Kind::kAddress ||
-            i.type().bits < 8) {
-          return Error(CUDA_ERROR_INVALID_PTX, i, "needs a type, a value and an address");
-        }
-        const Operand& value = i.operands[1 - place];
-        const size_t values = value.kind == Kind::kVector ? value.parts.size() : 1;
-        if (values != lanes_of(i)) {
-          return Error(CUDA_ERROR_INVALID_PTX, i,
-                       absl::StrCat("has ", values, " values, not ", lanes_of(i)));
-        }
-        Param& param = params_[address->parts[0].index];
-        const uint32_t bits = i.type().bits;
-        for (uint32_t k = 0; k < lanes_of(i); ++k) {
-          param.slots.try_emplace(static_cast<uint64_t>(address->offset) + k * bits / 8, bits, -1);
-          if (param.slots[static_cast<uint64_t>(address->offset) + k * bits / 8].first != bits) {
-            param.in_memory = true;
-          }
-        }
-      } else if (i.opcode != "call") {
-        for (const Operand& o : i.operands) {
-          if (o.kind == Kind::kVariable && o.index >= 0) params_[o.index].in_memory = true;
-        }
-      }
-    }
-    for (Param& param : params_) {
-      uint64_t end = 0;
-      for (auto& [offset, slot] : param.slots) {
-        if (offset < end) param.in_memory = true;
-        end = offset + slot.first / 8;
-      }
-      if (param.in_memory) {
-        Variable v;
-        v.size = param.size;
-        v.alignment = param.alignment;
-        param.local_offset = PlaceVariable(&local_bytes_, v);
-      } else {
-        for (auto& [offset, slot] : param.slots) {
-          slot.second = NewRegister({Type::kBits, 1, static_cast<uint16_t>(slot.first)});
-        }
-      }
-    }
-    // Labels keep their places through `moved`, as one access may become several moves.
-    std::vector<Instruction> old = std::move(body_);
-    body_.clear();
-    std::vector<int> moved;
-    moved.reserve(old.size() + 1);
-    for (Instruction& i : old) {
-      moved.push_back(static_cast<int>(body_.size()));
-      if (param_access(i, &address)) {
-        Param& param = params_[address->parts[0].index];
-        if (param.in_memory) {
-          std::replace(i.modifiers.begin(), i.modifiers.end(), absl::string_view("param"),
-                       absl::string_view("local"));
-          address->parts[0] = LocalOperand(param.local_offset);
-          address->offset += address->parts[0].offset;
-          address->parts[0].offset = 0;
-          body_.push_back(std::move(i));
-          continue;
-        }
-        const bool load = i.opcode == "ld";
-        const Operand& value = i.operands[load ? 0 : 1];
-        for (uint32_t k = 0; k < lanes_of(i); ++k) {
-          const auto& slot =
-              param.slots[static_cast<uint64_t>(address->offset) + k * i.type().bits / 8];
-          const Operand& element = value.kind == Kind::kVector ? value.parts[k] : value;
-          const Operand reg = RegisterOperand(slot.second);
-          if (load) {
-            // As a load does it: a narrow value is extended to the register.
-            Instruction move = MakeMove(element, reg, i.type(), i);
-            move.modifiers = {"extend"};
-            body_.push_back(std::move(move));
-          } else {
-            body_.push_back(MakeMove(reg, element, i.type(), i));
-          }
-        }
-        continue;
-      }
-      for (Operand& o : i.operands) {
-        if (o.kind != Kind::kVariable || o.index < 0) continue;
-        Param& param = params_[o.index];
-        if (i.opcode == "call" &&
-            !i.Has("real")) {  // arguments of runtime functions are single values
-          const auto slot = param.slots.find(0);
-          if (slot == param.slots.end()) {
-            o = Operand{};
-          } else if (param.in_memory) {
-            return Error(CUDA_ERROR_NOT_SUPPORTED, i, "an argument that is a structure");
-          } else {
-            o = RegisterOperand(slot->second.second);
-          }
-        } else {
-          o = LocalOperand(param.local_offset + static_cast<uint64_t>(o.offset));
-        }
-      }
-      body_.push_back(std::move(i));
-    }
-    moved.push_back(static_cast<int>(body_.size()));
-    for (int& label : labels_) {
-      if (label >= 0) label = moved[label];
-    }
-    return absl::OkStatus();
-  }
-
-  static bool IsRealCall(const Instruction& i) { return i.opcode == "call" && i.Has("real"); }
-  static bool Waits(const Instruction& i) {
-    return i.opcode == "bar" || i.opcode == "barrier" || IsRealCall(i) || i.opcode == "shfl" ||
-           i.opcode == "vote" || i.opcode == "match" || i.opcode == "redux" ||
-           i.opcode == "elect" || i.opcode == "nanosleep";
-  }
-  static bool IsBlockBarrier(const Instruction& i) {
-    return (i.opcode == "bar" && !i.Has("warp")) || i.opcode == "barrier";
-  }
-
-  void CutIntoBlocks() {
-    const int count = static_cast<int>(body_.size());
-    std::vector<bool> starts(count + 1, false);
-    starts[0] = true;
-    for (const int label : labels_) {
-      if (label >= 0) starts[label] = true;
-    }
-    for (int i = 0; i < count; ++i) {
-      const Instruction& instruction = body_[i];
-      if (instruction.opcode == "bra" || instruction.opcode == "ret" ||
-          instruction.opcode == "exit") {
-        starts[i + 1] = true;
-      } else if (Waits(instruction)) {
-        starts[i] = true;
-        if (instruction.guard >= 0 || IsBlockBarrier(instruction) || IsRealCall(instruction))
-          starts[i + 1] = true;
-      }
-    }
-    std::vector<int> block_of(count + 1, -1);
-    int blocks = 0;
-    for (int i = 0; i <= count; ++i) {
-      if (starts[i]) ++blocks;
-      block_of[i] = blocks - 1;
-    }
-    const int exit = block_of[count] + 1;  // a block that only ends
-    // Blocks made for guarded instructions that wait come behind the exit block.
-    const int back = kernel_.is_function ? exit + 1 : exit;  // where ret goes
-    kernel_.blocks.resize(back + 1);
-    kernel_.blocks[back].end = BasicBlock::End::kReturn;
-    kernel_.blocks[exit].end = BasicBlock::End::kExit;
-    const auto start_of = [&](int position) {
-      return position >= count && !starts[count] ? back : block_of[position];
-    };
-    int i = 0;
-    while (i < count) {
-      const int at = block_of[i];
-      std::vector<Instruction> code;
-      BasicBlock end_state;
-      end_state.end = BasicBlock::End::kJump;
-      end_state.location = body_[i].location;
-      bool ended = false;
-      do {
-        Instruction& instruction = body_[i++];
-        const bool leaves = instruction.opcode == "ret" || instruction.opcode == "exit";
-        if (instruction.opcode == "bra" || leaves) {
-          end_state.target = instruction.opcode == "exit" ? exit
-                             : leaves                     ? back
-                                      : start_of(labels_[instruction.operands[0].index]);
-          if (instruction.guard >= 0) {
-            end_state.end = BasicBlock::End::kBranch;
-            end_state.predicate = instruction.guard;
-            end_state.negated = instruction.guard_negated;
-            end_state.fallthrough = i < count ? block_of[i] : back;
-          }
-          end_state.location = instruction.location;
-          ended = true;
-        } else if (Waits(instruction) && instruction.guard >= 0) {
-          kernel_.has_block_barrier |= IsBlockBarrier(instruction);
-          // @p bar...: a branch around a block of its own.
-          const int own = static_cast<int>(kernel_.blocks.size());
-          kernel_.blocks.emplace_back();
-          BasicBlock& block = kernel_.blocks.back();
-          block.target = i < count ? block_of[i] : back;
-          block.location = instruction.location;
-          end_state.end = BasicBlock::End::kBranch;
-          end_state.predicate = instruction.guard;
-          end_state.negated = instruction.guard_negated;
-          end_state.target = own;
-          end_state.fallthrough = block.target;
-          instruction.guard = -1;
-          block.instructions.push_back(std::move(instruction));
-          ended = true;
-        } else {
-          kernel_.has_block_barrier |= IsBlockBarrier(instruction);
-          code.push_back(std::move(instruction));
-        }
-      } while (i < count && !starts[i]);
-      if (!ended) end_state.target = i < count ? block_of[i] : back;
-      end_state.instructions = std::move(code);
-      kernel_.blocks[at] = std::move(end_state);
-    }
-    if (starts[count]) {  // a label at the very end
-      kernel_.blocks[block_of[count]].end =
-          kernel_.is_function ? BasicBlock::End::kReturn : BasicBlock::End::kExit;
-    }
-    RemoveUnreachable();
-  }
-
-  void RemoveUnreachable() {
-    std::vector<int> number(kernel_.blocks.size(), -1);
-    std::vector<int> work = {0};
-    number[0] = 0;
-    while (!work.empty()) {
-      const int b = work.back();
-      work.pop_back();
-      for (const int s : kernel_.blocks[b].Successors()) {
-        if (number[s] < 0) {
-          number[s] = 0;
-          work.push_back(s);
-        }
-      }
-    }
-    int next = 0;
-    for (int& n : number) {
-      if (n == 0) n = next++;
-    }
-    std::vector<BasicBlock> kept;
-    for (size_t b = 0; b < number.size(); ++b) {
-      if (number[b] < 0) continue;
-      BasicBlock& block = kernel_.blocks[b];
-      if (block.target >= 0) block.target = number[block.target];
-      if (block.fallthrough >= 0) block.fallthrough = number[block.fallthrough];
-      kept.push_back(std::move(block));
-    }
-    kernel_.blocks = std::move(kept);
   }
 
   const LinkedProgram& program_;
   const KernelInfo& kernel_info_;
-  FlatKernel kernel_;
-  std::vector<Instruction> body_;
-  std::vector<int> labels_;  // position in body_
-  std::vector<Param> params_;
+  FlatCode code_;
   std::vector<Instruction> deferred_;
   std::vector<const Function*> stack_;
   std::set<int> needed_functions_;
   SharedLayout& shared_;
-  uint64_t local_bytes_ = 0;
   size_t names_ = 0;
 };
 
 }  // namespace
+
+Operand RegisterOperand(int index) {
+  Operand operand;
+  operand.kind = Kind::kRegister;
+  operand.index = index;
+  return operand;
+}
+
+Instruction MakeMove(Operand to, Operand from, Type type, const Instruction& like) {
+  Instruction move;
+  move.opcode = "mov";
+  move.location = like.location;
+  move.guard = like.guard;
+  move.guard_negated = like.guard_negated;
+  move.types = {type};
+  move.operands = {std::move(to), std::move(from)};
+  return move;
+}
+
+Operand FlatCode::LocalOperand(uint64_t offset) const {
+  Operand operand;
+  if (kernel.is_function) {
+    operand = RegisterOperand(kernel.frame_register);
+    operand.offset = static_cast<int64_t>(offset);
+  } else {
+    operand.kind = Kind::kImmediate;
+    operand.bits = offset;
+  }
+  return operand;
+}
 
 absl::Status KernelError(CUresult code, absl::string_view kernel, const Instruction& at,
                          absl::string_view what) {
