@@ -46,6 +46,9 @@ for preset in "${presets[@]}"; do
     dev)
       cmake --preset dev "${FARGPU_CMAKE_ARGUMENTS[@]}"
       ninja -C build/dev --quiet
+      # Without them the test of NVIDIA's libraries is skipped.
+      scripts/test-libraries.sh --install --quick ||
+        echo "test: NVIDIA's libraries cannot be installed here"
       run_tests dev
       ;;
     clang)

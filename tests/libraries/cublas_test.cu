@@ -111,7 +111,7 @@ void CheckGemm(const char* type, double tolerance, const std::vector<int>& sizes
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) g_only = argv[1];
+  ParseArguments(argc, argv);
   void* const library = OpenLibrary({"libcublas.so.13"});
   cublasHandle_t handle = nullptr;
   Check("cublasCreate", LIBRARY_SYMBOL(library, cublasCreate_v2)(&handle), 0, 0);

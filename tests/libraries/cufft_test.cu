@@ -67,8 +67,11 @@ std::string Name(const char* kind, const std::vector<int>& shape) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) g_only = argv[1];
+  ParseArguments(argc, argv);
   void* const library = OpenLibrary({"libcufft.so.12"});
+  int version = 0;
+  LIBRARY_SYMBOL(library, cufftGetVersion)(&version);
+  PrintVersion("cuFFT " + DottedVersion(version, 1000, 100));
   const auto plan_many = LIBRARY_SYMBOL(library, cufftPlanMany);
   const auto destroy = LIBRARY_SYMBOL(library, cufftDestroy);
   const std::vector<std::vector<int>> shapes = {

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <cuda_runtime.h>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,11 @@ namespace library_test {
 
 constexpr int kSkipped = 77;
 inline int g_failures = 0;
-inline std::string g_only;  // part of a case's name; others are left out
+inline std::vector<std::string>
+    g_only;                  // parts of names; cases that have none of them are left out
+inline std::string g_after;  // nothing runs up to the case of this name
+inline bool g_reached = false;
+inline std::chrono::steady_clock::time_point g_begin = std::chrono::steady_clock::now();
 
 #define REQUIRE_CUDA(call)                                                    \
   do {                                                                        \
@@ -85,13 +90,14 @@ class Device {
 
 class Random {
  public:
+  explicit Random(uint64_t seed = 42) : state_(seed) {}
   double Next() {  // -1 .. 1
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return static_cast<double>(state_ >> 33) / static_cast<double>(uint64_t{1} << 30) - 1;
   }
 
  private:
-  uint64_t state_ = 42;
+  uint64_t state_;
 };
 
 template <typename T>
@@ -112,8 +118,43 @@ double Error(const std::vector<T>& got, const std::vector<T>& expected) {
   return worst / scale;
 }
 
+// PROGRAM [--after NAME] [PART...]. run.py starts a program again after the case that hung or that
+// took the context with it.
+inline void ParseArguments(int argc, char** argv) {
+  for (int k = 1; k < argc; ++k) {
+    if (std::strcmp(argv[k], "--after") == 0 && k + 1 < argc) {
+      g_after = argv[++k];
+    } else {
+      g_only.push_back(argv[k]);
+    }
+  }
+}
+
+// Whether to run the case, or the cases, of this name. What is printed is for run.py, which holds
+// whatever comes next against the name. Fields are separated by tabs.
 inline bool Wanted(const std::string& name) {
-  return g_only.empty() || name.find(g_only) != std::string::npos;
+  if (name == g_after) {
+    g_reached = true;
+    return false;
+  }
+  if (!g_after.empty() && !g_reached) return false;
+  bool wanted = g_only.empty();
+  for (const std::string& part : g_only) wanted = wanted || name.find(part) != std::string::npos;
+  if (!wanted) return false;
+  std::printf("begin\t%s\n", name.c_str());
+  std::fflush(stdout);
+  g_begin = std::chrono::steady_clock::now();
+  return true;
+}
+
+// Says which library this is: what is printed goes into docs/compatibility.md.
+inline void PrintVersion(const std::string& version) {
+  std::printf("version\t%s\n", version.c_str());
+  std::fflush(stdout);
+}
+inline std::string DottedVersion(int version, int thousands, int hundreds) {
+  return std::to_string(version / thousands) + "." +
+         std::to_string(version % thousands / hundreds) + "." + std::to_string(version % hundreds);
 }
 
 // One line per case. A sticky error of the context ends the program: nothing runs after it.
@@ -121,22 +162,25 @@ inline void Check(const std::string& name, int status, double error, double tole
   const cudaError_t pending = cudaDeviceSynchronize();
   const bool good = status == 0 && pending == cudaSuccess && error <= tolerance;
   if (!good) ++g_failures;
-  std::printf("%s %s", good ? "ok  " : "FAIL", name.c_str());
-  if (!good) {
-    std::printf(" (status %d, device %s, error %g, allowed %g)", status, cudaGetErrorName(pending),
-                error, tolerance);
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - g_begin).count();
+  g_begin = now;
+  std::printf("%s\t%s\t%.2g\t%.2g\t%.2f\t", good ? "ok" : "FAIL", name.c_str(), error, tolerance,
+              seconds);
+  if (!good && (status != 0 || pending != cudaSuccess)) {
+    std::printf("status %d, device %s", status, cudaGetErrorName(pending));
   }
   std::printf("\n");
   std::fflush(stdout);
   if (pending != cudaSuccess && cudaGetLastError() != cudaSuccess &&
       cudaDeviceSynchronize() != cudaSuccess) {
-    std::printf("the context is gone; the other cases did not run\n");
+    std::printf("the context is gone\n");
     std::exit(EXIT_FAILURE);
   }
 }
 
 inline int Finish() {
-  std::printf("%d failures\n", g_failures);
+  std::printf("end\n");
   return g_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 

@@ -29,7 +29,7 @@ double Differs(const thrust::device_vector<T>& got, const std::vector<T>& expect
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) g_only = argv[1];
+  ParseArguments(argc, argv);
   constexpr size_t kCount = 1000000;
   std::vector<unsigned> values(kCount);
   Random random;
