@@ -218,6 +218,37 @@ END:)",
   EXPECT_EQ(got[50], 7u);
 }
 
+TEST(ControlTest, LanesWaitForLanesOfTheirWarpThatAreAhead) {
+  // Lane 0 spins for what lane 1 does behind the branch, before and not behind the barrier.
+  const auto got = RunPerThread(PerThread(R"(
+  mov.u32 %v, 5; setp.ne.u32 %p1, %t, 0; @%p1 bra JOIN;
+WAIT: ld.volatile.global.u32 %v, [flag]; setp.eq.u32 %p2, %v, 0; @%p2 bra WAIT;
+JOIN: setp.eq.u32 %p3, %t, 1; @%p3 st.volatile.global.u32 [flag], 42;
+  bar.sync 0;)",
+                                          ".global .align 4 .u32 flag = 0;"),
+                                {64});
+  EXPECT_EQ(got[0], 42u);
+  EXPECT_EQ(got[1], 5u);
+}
+
+TEST(ControlTest, WarpsSpinBetweenBarriers) {
+  // In each round lane 0 of one warp after the other waits for the warp behind it, which is
+  // through when it has slept; the rest waits at the barrier.
+  const auto got = RunPerThread(PerThread(R"(
+  mov.u32 %v, 0; shr.u32 %r1, %t, 5; and.b32 %r2, %t, 31; mov.u32 %r3, 0;
+ROUND:
+  setp.ne.u32 %p1, %r2, 0; @%p1 bra JOIN;
+  setp.eq.u32 %p2, %r1, 3; @%p2 bra POST;
+WAIT: ld.volatile.shared.u32 %r4, [turn]; add.u32 %r5, %r1, 1; mad.lo.u32 %r6, %r3, 4, %r5;
+  nanosleep.u32 10; setp.ne.u32 %p3, %r4, %r6; @%p3 bra WAIT;
+POST: mad.lo.u32 %r6, %r3, 4, %r1; st.volatile.shared.u32 [turn], %r6; add.u32 %v, %v, 1;
+JOIN: bar.sync 0;
+  add.u32 %r3, %r3, 1; setp.lt.u32 %p4, %r3, 5; @%p4 bra ROUND;)",
+                                          ".shared .align 4 .u32 turn;"),
+                                {128});
+  for (uint32_t t = 0; t < 128; ++t) EXPECT_EQ(got[t], t % 32 == 0 ? 5u : 0u) << t;
+}
+
 TEST(ControlTest, CooperativeBlocksWaitForEachOther) {
   auto runner = Load(R"(
 .global .align 4 .u32 arrived = 0;

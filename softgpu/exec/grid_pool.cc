@@ -71,7 +71,7 @@ class Pool {
   }
 
   void Run(Launch* launch) {
-    if (launch->independent) {
+    if (launch->extent == Extent::kBlocks) {
       const uint64_t shares = static_cast<uint64_t>(threads_ + 1) * kSharesPerThread;
       launch->blocks_at_once =
           static_cast<uint32_t>(std::clamp<uint64_t>(launch->blocks / shares, 1, kMaxBlocksAtOnce));

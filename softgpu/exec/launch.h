@@ -18,8 +18,8 @@ struct Launch {
   const LaunchConfig* config = nullptr;
   std::string kernel_name;
   WarpFunction function = nullptr;
-  bool independent = false;     // see CompiledKernel
-  uint32_t blocks_at_once = 1;  // independent: taken together by a thread
+  Extent extent = Extent::kWarp;  // of a call of it
+  uint32_t blocks_at_once = 1;    // Extent::kBlocks: taken together by a thread
   const uint64_t* variables = nullptr;
   uint64_t params = 0;              // address in the device window
   uint64_t local_bytes = 0;         // per thread

@@ -134,7 +134,7 @@ class CompiledProgram : public Program {
     launch.config = &config;
     launch.kernel_name = info.name;
     launch.function = code.function;
-    launch.independent = code.independent;
+    launch.extent = code.extent;
     launch.local_bytes = code.local_bytes;
     launch.variables = addresses_.data();
     const uint64_t static_bytes = info.static_shared_bytes;

@@ -176,8 +176,6 @@ void Yield(WarpContext* c) {
   Worker::Current()->Suspend();
 }
 
-void Sleep(WarpContext* c, uint32_t nanoseconds) { Yield(c); }
-
 // x86 loads acquire and stores release by themselves: only the compiler is to keep the order.
 void KeepOrder() { asm volatile("" ::: "memory"); }
 
@@ -345,7 +343,7 @@ void* const* RuntimeTable() {
   static void* const table[kRuntimeFunctionCount] = {
       reinterpret_cast<void*>(&Fault),        reinterpret_cast<void*>(&Trap),
       reinterpret_cast<void*>(&Barrier),      reinterpret_cast<void*>(&BarrierReduce),
-      reinterpret_cast<void*>(&Yield),        reinterpret_cast<void*>(&Sleep),
+      reinterpret_cast<void*>(&Yield),
       reinterpret_cast<void*>(&Load),         reinterpret_cast<void*>(&Store),
       reinterpret_cast<void*>(&Atomic),       reinterpret_cast<void*>(&Printf),
       reinterpret_cast<void*>(&Assert),       reinterpret_cast<void*>(&Round),

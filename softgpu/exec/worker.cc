@@ -95,7 +95,7 @@ FiberStack Worker::TakeStack() {
 void Worker::FiberMain(void* argument) {
   auto* worker = static_cast<Worker*>(argument);
   RunningWarp* warp = worker->running_;
-  if (warp->block->launch->independent) {
+  if (warp->block->launch->extent == Extent::kBlocks) {
     RunIndependentBlocks(warp);
   } else {
     warp->block->launch->function(&warp->context);
@@ -161,8 +161,7 @@ bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
   }
   block->launch = launch;
   block->index = index;
-  // One fiber runs all warps of independent blocks.
-  const uint64_t fibers = launch->independent ? 1 : warps;
+  const uint64_t fibers = launch->extent == Extent::kWarp ? warps : 1;
   block->warps.resize(fibers);
   block->live_warps = static_cast<uint32_t>(fibers);
   for (RunningBlock::Barrier& barrier : block->barriers) barrier = {};
@@ -195,6 +194,7 @@ void Worker::PrepareWarp(RunningBlock* block, uint64_t index) {
   c.block_size[0] = config.block.x;
   c.block_size[1] = config.block.y;
   c.block_size[2] = config.block.z;
+  c.block_count = 1;
   c.warp_index = static_cast<uint32_t>(index);
   const uint64_t lanes = std::min<uint64_t>(kWarpSize, threads - index * kWarpSize);
   c.active = lanes == kWarpSize ? 0xffffffffu : (1u << lanes) - 1;
@@ -300,7 +300,7 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
 
 // All warps wait. Perhaps for a block that has not started: a card runs many at the same time.
 bool Worker::StartAnother(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks) {
-  if (launch->config->cooperative || launch->independent) return false;
+  if (launch->config->cooperative || launch->extent == Extent::kBlocks) return false;
   const auto ended = std::find_if(blocks->begin(), blocks->end(),
                                   [](const auto& block) { return block->live_warps == 0; });
   if (ended == blocks->end() && blocks->size() >= kMaxResidentBlocks) return false;
@@ -336,7 +336,7 @@ void Worker::RunBlocks(Launch* launch) {
 }
 
 void Worker::RunTogether(Launch* launch, uint64_t first, uint64_t step) {
-  if (launch->independent) return RunBlocks(launch);
+  if (launch->extent == Extent::kBlocks) return RunBlocks(launch);
   const InterruptibleScope interruptible(launch);
   std::vector<std::unique_ptr<RunningBlock>> blocks;
   for (uint64_t index = first; index < launch->blocks; index += step) {

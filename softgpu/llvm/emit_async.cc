@@ -167,7 +167,7 @@ absl::Status InstructionEmitter::EmitBarrierObject(const Instruction& i) {
     llvm::Value* missing = builder_.CreateAnd(builder_.CreateNot(done), ExecMask());
     builder_.CreateCondBr(Any(missing), wait, on);
     builder_.SetInsertPoint(wait);
-    CallRuntime(kRuntimeYield, builder_.getVoidTy(), {});
+    LetOthersRun();
     builder_.CreateBr(on);
     builder_.SetInsertPoint(on);
     // The same object and phase in all lanes: the same answer.

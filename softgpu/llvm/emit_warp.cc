@@ -337,9 +337,8 @@ absl::Status InstructionEmitter::EmitRedux(const Instruction& i) {
 }
 
 absl::Status InstructionEmitter::EmitNanosleep(const Instruction& i) {
-  ASSIGN_OR_RETURN(const LaneValue value, Get(i, 0, Type{Type::kUnsigned, 1, 32}));
-  CallRuntime(kRuntimeSleep, builder_.getVoidTy(),
-              {value.uniform() ? value.scalar : FirstActive(AsVector(builder_, value))});
+  RETURN_IF_ERROR(Get(i, 0, Type{Type::kUnsigned, 1, 32}).status());
+  LetOthersRun();
   return absl::OkStatus();
 }
 

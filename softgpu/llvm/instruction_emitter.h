@@ -89,6 +89,8 @@ class InstructionEmitter {
   llvm::Value* LocalBase();  // address of lane 0's local memory
   // The warp waits at barrier `id` for the block's warps, or for some `threads` (if not 0).
   virtual void BlockBarrier(llvm::Value* id, llvm::Value* threads);
+  // The warp waits for something that others do and cannot be told of: they run for a while.
+  virtual void LetOthersRun() { CallRuntime(kRuntimeYield, builder_.getVoidTy(), {}); }
   llvm::Value* CallRuntime(RuntimeFunction function, llvm::Type* result,
                            std::initializer_list<llvm::Value*> arguments);
   // Calls a runtime function that does not return, where `bad` (i1) is true.

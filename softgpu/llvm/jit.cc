@@ -96,7 +96,7 @@ absl::Status Optimize(llvm::Module* module, llvm::TargetMachine* machine, const 
 // What the cache keeps of a kernel, in front of its object file.
 struct CodeHeader {
   uint64_t local_bytes = 0;
-  uint64_t independent = 0;
+  uint64_t extent = 0;  // Extent
 };
 
 // The function's name in every object; each has a library of its own.
@@ -174,7 +174,7 @@ class OrcJit : public Jit {
       FARGPU_LOG(kWarning, "softgpu: cached code is not usable: ", function.status().message());
       return std::nullopt;
     }
-    return CompiledKernel{*function, header.independent != 0, header.local_bytes};
+    return CompiledKernel{*function, static_cast<Extent>(header.extent), header.local_bytes};
   }
 
   absl::StatusOr<CompiledKernel> Compile(const FlatKernel& kernel, Dim3 block,
@@ -218,12 +218,14 @@ class OrcJit : public Jit {
     const double generate_ms = watch.Lap();
     if (DumpStage() == '3') llvm::errs() << (*object)->getBuffer();
     CompiledKernel result;
-    result.independent = linear == LinearKernel::kBlocks;
+    result.extent = linear == LinearKernel::kBlocks  ? Extent::kBlocks
+                    : linear == LinearKernel::kBlock ? Extent::kBlock
+                                                     : Extent::kWarp;
     result.local_bytes = kernel.local_bytes;
     if (key.has_value()) {
       CodeHeader header;
       header.local_bytes = result.local_bytes;
-      header.independent = result.independent;
+      header.extent = static_cast<uint64_t>(result.extent);
       const llvm::StringRef code = (*object)->getBuffer();
       std::string contents(reinterpret_cast<const char*>(&header), sizeof header);
       contents.append(code.data(), code.size());

@@ -16,10 +16,16 @@ namespace fargpu::softgpu {
 
 using WarpFunction = void (*)(WarpContext*);
 
+// How much of a grid a call of a kernel's function runs.
+enum class Extent {
+  kWarp,
+  kBlock,
+  kBlocks,  // WarpContext::block_count, which wait for nothing outside
+};
+
 struct CompiledKernel {
   WarpFunction function = nullptr;
-  // A call runs WarpContext::block_count whole blocks, and its warps wait for nothing outside.
-  bool independent = false;
+  Extent extent = Extent::kWarp;
   uint64_t local_bytes = 0;  // per thread
 };
 

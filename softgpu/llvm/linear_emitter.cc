@@ -181,7 +181,8 @@ class LinearEmitter : public WarpLoops {
     }
     // Lanes that have left a loop wait for those inside, who must not wait for them.
     for (size_t l = 0; l < flow_.loops.size(); ++l) {
-      if (waiting_loops_[l] && !masks_.parked[flow_.loops[l].latch].empty()) return false;
+      if (waiting_loops_[l] && MayActBeforeBarrier(kernel_, masks_.parked[flow_.loops[l].latch]))
+        return false;
     }
     return true;
   }
@@ -310,7 +311,7 @@ class LinearEmitter : public WarpLoops {
           builder_.CreateICmpEQ(builder_.CreateURem(spins, Int32(kSpins)), Int32(0)), yield, on,
           ColdBranch());
       builder_.SetInsertPoint(yield);
-      CallRuntime(kRuntimeYield, builder_.getVoidTy(), {});
+      LetOthersRun();
       builder_.CreateBr(on);
       builder_.SetInsertPoint(on);
       return;
@@ -450,7 +451,15 @@ absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& original,
     LinearEmitter emitter(kernel, flow, ssa, waiting_loops, options, module, &facts);
     const absl::StatusOr<LinearEmitter::Outcome> outcome = emitter.Run(name);
     if (outcome.ok() && *outcome == LinearEmitter::Outcome::kDone) {
-      return facts.turns == Turns::kFibers ? LinearKernel::kWarp : LinearKernel::kBlocks;
+      switch (facts.turns) {
+        case Turns::kIndependent:
+        case Turns::kRounds:
+          return LinearKernel::kBlocks;
+        case Turns::kYieldingRounds:
+          return LinearKernel::kBlock;
+        case Turns::kFibers:
+          return LinearKernel::kWarp;
+      }
     }
     LinearEmitter::Erase(name, module);
     if (!outcome.ok()) return outcome.status();

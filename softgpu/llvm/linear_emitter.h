@@ -18,7 +18,8 @@ namespace fargpu::softgpu {
 enum class LinearKernel {
   kUnfit,
   kWarp,    // the function runs one warp
-  kBlocks,  // warps never wait: the function runs WarpContext::block_count whole blocks
+  kBlock,   // ... one block, and lets others run where its warps wait for them
+  kBlocks,  // warps wait for nothing outside: WarpContext::block_count whole blocks
 };
 absl::StatusOr<LinearKernel> EmitLinearKernel(const FlatKernel& kernel,
                                               const CompileOptions& options,

@@ -8,13 +8,13 @@ namespace fargpu::softgpu {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr uint64_t kParamBlockBytes = 32768;  // PTX allows 32764
-inline constexpr int kAbiVersion = 4;
+inline constexpr int kAbiVersion = 5;
 // Of the memory in which a warp that waits keeps its values.
 inline constexpr int kFrameAlignment = 256;
 
-// One warp about to run, or running. Code that needs no other fiber (CompiledKernel::independent)
-// runs all warps of `block_count` blocks from `block_index` on, in
-// the order of their index, and keeps `block_index` and `warp_index` up to date for messages.
+// One warp about to run, or running. Code of more extent (CompiledKernel::extent) runs all warps of
+// `block_count` blocks from `block_index` on, in the order of their index, and keeps `block_index`
+// and `warp_index` up to date for messages.
 struct WarpContext {
   uint64_t params = 0;        // address of the parameter block
   uint64_t shared_base = 0;   // of the block
@@ -29,6 +29,7 @@ struct WarpContext {
   uint32_t active = 0;  // lanes that exist
   uint32_t dynamic_shared_bytes = 0;
   uint32_t block_count = 1;
+  uint32_t yielded = 0;         // for compiled code: the warp that suspended spins
   uint32_t multiprocessor = 0;  // %smid
   uint32_t multiprocessors = 1;
   uint32_t total_shared_bytes = 0;      // what the kernel declared and the launch added
@@ -50,7 +51,6 @@ enum RuntimeFunction : int {
   kRuntimeBarrier,        // (ctx, u32 id, u32 threads or 0)
   kRuntimeBarrierReduce,  // u32 (ctx, u32 id, u32 threads, u32 BarrierOp, u32 predicates, u32 mask)
   kRuntimeYield,          // (ctx): lets other warps run
-  kRuntimeSleep,          // (ctx, u32 nanoseconds)
   kRuntimeLoad,           // (ctx, u64* addresses, u32 mask, u32 bytes, void* out, u32 acquire)
   kRuntimeStore,          // (ctx, u64* addresses, u32 mask, u32 bytes, void* in, u32 release)
   kRuntimeAtomic,         // (ctx, u32 code, u64* addresses, u32 mask, void* a, void* b, void* out)

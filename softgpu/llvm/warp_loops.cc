@@ -47,7 +47,8 @@ void WarpLoops::BeginWarps(Turns turns, const std::string& name) {
       StoreInContext(warp_index_, offsetof(WarpContext, warp_index));
       return;
     }
-    case Turns::kRounds: {
+    case Turns::kRounds:
+    case Turns::kYieldingRounds: {
       auto* type = llvm::FunctionType::get(builder_.getPtrTy(),
                                            {builder_.getPtrTy(), i32, i32, i32, i32, i32}, false);
       auto* warp =
@@ -148,10 +149,12 @@ llvm::Value* WarpLoops::LanesOf(llvm::Value* warp) {
 
 void WarpLoops::EmitRounds(llvm::Function* warp_function) {
   llvm::Type* i32 = builder_.getInt32Ty();
-  llvm::Type* pointer = builder_.getPtrTy();
+  llvm::PointerType* pointer = builder_.getPtrTy();
+  const bool yields = turns_ == Turns::kYieldingRounds;
   auto* frames_type = llvm::ArrayType::get(pointer, kMaxWarps);
   llvm::AllocaInst* frames = EntryAlloca(frames_type, "frames");
   llvm::AllocaInst* live = EntryAlloca(i32, "live");
+  llvm::AllocaInst* spinning = EntryAlloca(i32, "spinning");  // a bit per warp
   llvm::BasicBlock* after = BeginBlockLoop();
   auto* rounds = NewBlock("rounds");
   auto* round = NewBlock("round");
@@ -164,35 +167,74 @@ void WarpLoops::EmitRounds(llvm::Function* warp_function) {
   const auto done = [&](llvm::Value* frame) {
     return builder_.CreateIntrinsic(llvm::Intrinsic::coro_done, {}, {frame});
   };
+  llvm::Value* yielded = builder_.CreateConstInBoundsGEP1_64(builder_.getInt8Ty(), warp_,
+                                                             offsetof(WarpContext, yielded));
+  const auto note_whether_it_spins = [&](llvm::Value* warp) {
+    if (!yields) return;
+    llvm::Value* bit = builder_.CreateShl(builder_.CreateLoad(i32, yielded), warp);
+    builder_.CreateStore(builder_.CreateOr(builder_.CreateLoad(i32, spinning), bit), spinning);
+    builder_.CreateStore(Int32(0), yielded);
+  };
   builder_.CreateStore(Int32(0), live);
+  if (yields) {
+    builder_.CreateStore(Int32(0), spinning);
+    builder_.CreateStore(Int32(0), yielded);
+  }
   const WarpLoop first = BeginWarpLoop(rounds);
   llvm::Value* started = builder_.CreateCall(
       warp_function,
       {warp_, block_index_[0], block_index_[1], block_index_[2], first.warp, LanesOf(first.warp)});
   llvm::Value* ended = done(started);
   builder_.CreateStore(
-      builder_.CreateSelect(
-          ended, llvm::ConstantPointerNull::get(llvm::cast<llvm::PointerType>(pointer)), started),
+      builder_.CreateSelect(ended, llvm::ConstantPointerNull::get(pointer), started),
       place(first.warp));
   count(builder_.CreateZExt(builder_.CreateNot(ended), i32));
+  note_whether_it_spins(first.warp);
   builder_.CreateBr(first.next);
 
   builder_.SetInsertPoint(rounds);
+  llvm::Value* whose = Int32(~0u);
+  auto* begin = yields ? NewBlock("begin_round") : round;
   builder_.CreateCondBr(builder_.CreateICmpEQ(builder_.CreateLoad(i32, live), Int32(0)), after,
-                        round);
-  builder_.SetInsertPoint(round);
+                        begin);
+  if (yields) {
+    builder_.SetInsertPoint(begin);
+    llvm::Value* some = builder_.CreateLoad(i32, spinning);
+    auto* relax = NewBlock("relax");
+    builder_.CreateCondBr(builder_.CreateICmpEQ(some, Int32(0)), round, relax);
+    builder_.SetInsertPoint(relax);
+    builder_.CreateStore(Int32(0), spinning);
+    InstructionEmitter::LetOthersRun();
+    suspends_ = false;  // the block does; what counts here are its warps
+    builder_.CreateBr(round);
+    builder_.SetInsertPoint(round);
+    llvm::PHINode* phi = builder_.CreatePHI(i32, 2, "whose");
+    phi->addIncoming(whose, begin);
+    phi->addIncoming(some, relax);
+    whose = phi;
+  } else {
+    builder_.SetInsertPoint(round);
+  }
   const WarpLoop again = BeginWarpLoop(rounds);
   auto* resume = NewBlock("resume");
   auto* gone = NewBlock("gone");
+  auto* stays = NewBlock("stays");
   llvm::Value* frame = builder_.CreateLoad(pointer, place(again.warp));
-  builder_.CreateCondBr(builder_.CreateIsNull(frame), again.next, resume);
+  llvm::Value* skip = builder_.CreateIsNull(frame);
+  if (yields) {
+    llvm::Value* mine = builder_.CreateAnd(builder_.CreateLShr(whose, again.warp), Int32(1));
+    skip = builder_.CreateOr(skip, builder_.CreateICmpEQ(mine, Int32(0)));
+  }
+  builder_.CreateCondBr(skip, again.next, resume);
   builder_.SetInsertPoint(resume);
   builder_.CreateIntrinsic(llvm::Intrinsic::coro_resume, {}, {frame});
-  builder_.CreateCondBr(done(frame), gone, again.next);
+  builder_.CreateCondBr(done(frame), gone, stays);
   builder_.SetInsertPoint(gone);
-  builder_.CreateStore(llvm::ConstantPointerNull::get(llvm::cast<llvm::PointerType>(pointer)),
-                       place(again.warp));
+  builder_.CreateStore(llvm::ConstantPointerNull::get(pointer), place(again.warp));
   count(Int32(~0u));
+  builder_.CreateBr(again.next);
+  builder_.SetInsertPoint(stays);
+  note_whether_it_spins(again.warp);
   builder_.CreateBr(again.next);
 }
 
@@ -259,7 +301,18 @@ void WarpLoops::BlockBarrier(llvm::Value* id, llvm::Value* threads) {
   }
   barrier_ = number;
   needed_ = std::max(needed_, Turns::kRounds);
-  if (turns_ != Turns::kRounds) return;  // this attempt is void
+  if (InRounds()) Suspend();  // or else this attempt is void
+}
+
+void WarpLoops::LetOthersRun() {
+  if (turns_ == Turns::kFibers) return InstructionEmitter::LetOthersRun();
+  needed_ = std::max(needed_, Turns::kYieldingRounds);
+  if (turns_ != Turns::kYieldingRounds) return;  // this attempt is void
+  StoreInContext(Int32(1), offsetof(WarpContext, yielded));
+  Suspend();
+}
+
+void WarpLoops::Suspend() {
   llvm::Value* state =
       builder_.CreateIntrinsic(llvm::Intrinsic::coro_suspend, {},
                                {llvm::ConstantTokenNone::get(context_), builder_.getFalse()});

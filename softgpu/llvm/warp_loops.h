@@ -14,11 +14,14 @@ enum class Turns {
   // suspends there, and the function resumes the warps of a block in rounds: when all have come to
   // the barrier, the next round begins.
   kRounds,
+  // They also spin for what other warps or blocks do. A warp that spins suspends, too; while some do,
+  // a round is for them only, and lets other blocks run before. The function runs one block.
+  kYieldingRounds,
   // Anything else. The function runs one warp, on a fiber of its own that the executor switches.
   kFibers,
 };
 
-// Emits what stands around the code of a warp. In the first two ways a call of the function runs
+// Emits what stands around the code of a warp. In all ways but the last a call of the function runs
 // WarpContext::block_count whole blocks; what is the same for all warps leaves the loops.
 class WarpLoops : public InstructionEmitter {
  public:
@@ -37,8 +40,11 @@ class WarpLoops : public InstructionEmitter {
   llvm::Value* active() const { return active_; }  // i32: lanes of the warp that exist
 
   void BlockBarrier(llvm::Value* id, llvm::Value* threads) override;
+  void LetOthersRun() override;
 
  private:
+  bool InRounds() const { return turns_ == Turns::kRounds || turns_ == Turns::kYieldingRounds; }
+  void Suspend();
   // Starts the loop over blocks; returns where the code of one, which begins at the insertion
   // point, goes when it is done.
   llvm::BasicBlock* BeginBlockLoop();

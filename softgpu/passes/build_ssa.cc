@@ -11,20 +11,6 @@ using ptx::Instruction;
 using ptx::Operand;
 using Kind = ptx::Operand::Kind;
 
-bool HasResult(const Instruction& i) {
-  static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{
-      "st",       "red",       "membar", "fence",          "trap",          "brkpt",   "nanosleep",
-      "prefetch", "prefetchu", "cp",     "griddepcontrol", "pmevent",       "exit",    "ret",
-      "bra",      "sust",      "sured",  "discard",        "applypriority", "stmatrix"};
-  if (i.opcode == "bar" || i.opcode == "barrier") return i.Has("red");
-  if (i.opcode == "wmma") return !i.Has("store");
-  if (i.opcode == "mbarrier") {
-    return i.Has("arrive") || i.Has("arrive_drop") || i.Has("test_wait") || i.Has("try_wait") ||
-           i.Has("pending_count");
-  }
-  return !kNone->contains(i.opcode);
-}
-
 // Carry in and out are uses and results of a register that no operand names; the emitter finds
 // its number in these.
 bool WritesCarry(const Instruction& i) { return i.Has("cc"); }
@@ -222,6 +208,20 @@ class Builder {
 };
 
 }  // namespace
+
+bool HasResult(const Instruction& i) {
+  static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{
+      "st",       "red",       "membar", "fence",          "trap",          "brkpt",   "nanosleep",
+      "prefetch", "prefetchu", "cp",     "griddepcontrol", "pmevent",       "exit",    "ret",
+      "bra",      "sust",      "sured",  "discard",        "applypriority", "stmatrix"};
+  if (i.opcode == "bar" || i.opcode == "barrier") return i.Has("red");
+  if (i.opcode == "wmma") return !i.Has("store");
+  if (i.opcode == "mbarrier") {
+    return i.Has("arrive") || i.Has("arrive_drop") || i.Has("test_wait") || i.Has("try_wait") ||
+           i.Has("pending_count");
+  }
+  return !kNone->contains(i.opcode);
+}
 
 void ForEachResult(Instruction* i, const FlatKernel& kernel,
                    const std::function<void(int*)>& visit) {

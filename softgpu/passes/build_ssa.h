@@ -29,6 +29,8 @@ struct Ssa {
 // their type, see IsUndefined.
 Ssa BuildSsa(FlatKernel* kernel, const ControlFlow& flow);
 
+// Does it write a register?
+bool HasResult(const ptx::Instruction& instruction);
 // Registers that an instruction writes and reads.
 void ForEachResult(ptx::Instruction* instruction, const FlatKernel& kernel,
                    const std::function<void(int*)>& visit);

@@ -154,7 +154,41 @@ class Finder {
   absl::flat_hash_set<int> from_others_;
 };
 
+// Does other threads' memory, or what they wait at, change by it?
+bool Acts(const Instruction& i) {
+  static const auto* const kNothing = new absl::flat_hash_set<absl::string_view>{
+      "membar", "fence", "nanosleep", "prefetch", "prefetchu", "pmevent", "discard"};
+  if (i.opcode == "atom" || i.opcode == "call" || i.opcode == "mbarrier") return true;
+  // Waiting changes nothing for others; arriving does.
+  if (i.opcode == "bar" || i.opcode == "barrier") return !i.Has("warp");
+  return !HasResult(i) && !kNothing->contains(i.opcode);
+}
+
+// A barrier that no thread of the block passes before all have come.
+bool IsWholeBarrier(const Instruction& i) {
+  return MeetingAt(i) == Meeting::kBlock && i.Has("sync") && i.guard < 0 && i.operands.size() == 1;
+}
+
 }  // namespace
+
+bool MayActBeforeBarrier(const FlatKernel& kernel, std::vector<int> blocks) {
+  std::vector<bool> seen(kernel.blocks.size(), false);
+  while (!blocks.empty()) {
+    const int b = blocks.back();
+    blocks.pop_back();
+    if (seen[b]) continue;
+    seen[b] = true;
+    bool stopped = false;
+    for (const Instruction& i : kernel.blocks[b].instructions) {
+      stopped = IsWholeBarrier(i);
+      if (stopped) break;
+      if (Acts(i)) return true;
+    }
+    if (stopped) continue;
+    for (const int s : kernel.blocks[b].Successors()) blocks.push_back(s);
+  }
+  return false;
+}
 
 std::vector<bool> FindWaitingLoops(FlatKernel* kernel, const ControlFlow& flow, const Ssa& ssa) {
   return Finder(kernel, flow, ssa).Run();

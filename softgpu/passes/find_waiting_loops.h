@@ -16,4 +16,9 @@ namespace fargpu::softgpu {
 // Needs: BuildSsa. By index in ControlFlow::loops.
 std::vector<bool> FindWaitingLoops(FlatKernel* kernel, const ControlFlow& flow, const Ssa& ssa);
 
+// Can lanes that are about to run one of `blocks` do something that other threads see before they
+// come to a barrier at which the whole block meets? If not, nobody can wait for them in a loop: at
+// the barrier it is they who wait.
+bool MayActBeforeBarrier(const FlatKernel& kernel, std::vector<int> blocks);
+
 }  // namespace fargpu::softgpu

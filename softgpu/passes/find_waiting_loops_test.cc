@@ -11,8 +11,13 @@
 namespace fargpu::softgpu {
 namespace {
 
-// For each loop of the code, outermost first: must others act before a thread leaves it?
-std::vector<bool> Waiting(const std::string& code) {
+struct Analyzed {
+  FlatKernel kernel;
+  ControlFlow flow;
+  std::vector<bool> waiting;
+};
+
+Analyzed Analyze(const std::string& code) {
   auto module = ptx::ParseModule(absl::StrCat(R"(
 .version 8.7
 .target sm_90
@@ -31,10 +36,29 @@ std::vector<bool> Waiting(const std::string& code) {
   EXPECT_OK(program);
   auto kernel = FlattenKernel(**program, 0);
   EXPECT_OK(kernel);
-  ControlFlow flow;
-  EXPECT_TRUE(OrderBlocks(&*kernel, &flow));
-  const Ssa ssa = BuildSsa(&*kernel, flow);
-  return FindWaitingLoops(&*kernel, flow, ssa);
+  Analyzed result;
+  result.kernel = *std::move(kernel);
+  EXPECT_TRUE(OrderBlocks(&result.kernel, &result.flow));
+  const Ssa ssa = BuildSsa(&result.kernel, result.flow);
+  result.waiting = FindWaitingLoops(&result.kernel, result.flow, ssa);
+  return result;
+}
+
+// For each loop of the code, outermost first: must others act before a thread leaves it?
+std::vector<bool> Waiting(const std::string& code) { return Analyze(code).waiting; }
+
+// May lanes do something before a barrier once they are behind the code's only loop?
+bool ActsBehindLoop(const std::string& code) {
+  const Analyzed a = Analyze("L: ld.volatile.global.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; "
+                             "@%p1 bra L; " +
+                             code);
+  EXPECT_EQ(a.flow.loops.size(), 1u);
+  std::vector<int> behind;
+  for (const int s : a.kernel.blocks[a.flow.loops[0].latch].Successors()) {
+    if (!a.flow.loops[0].contains[s]) behind.push_back(s);
+  }
+  EXPECT_EQ(behind.size(), 1u);
+  return MayActBeforeBarrier(a.kernel, behind);
 }
 
 using Flags = std::vector<bool>;
@@ -95,6 +119,26 @@ L: mov.u32 %r2, %r1; add.u32 %r3, %r2, 5; atom.global.cas.b32 %r1, [%rd1], %r2, 
 L: atom.global.exch.b32 %r1, [%rd1], 1; setp.ne.u32 %p2, %r1, 0; @%p2 bra SKIP; st.global.u32 [%rd1+8], %i;
 SKIP: add.u32 %i, %i, 32; setp.lt.u32 %p1, %i, %n; @%p1 bra L;)"),
             Flags{false});
+}
+
+TEST(MayActBeforeBarrierTest, OnlyWhatOthersSeeCounts) {
+  EXPECT_FALSE(ActsBehindLoop("bar.sync 0; st.global.u32 [%rd1], %r1;"));
+  EXPECT_FALSE(ActsBehindLoop("add.u32 %r1, %r1, 1; ld.volatile.global.u32 %r2, [%rd1]; membar.gl; "
+                              "barrier.sync 3; st.global.u32 [%rd1], %r1;"));
+  EXPECT_FALSE(ActsBehindLoop("setp.eq.u32 %p2, %i, 0; @%p2 bra A; bar.sync 0; bra B; A: bar.sync 0; "
+                              "B: st.global.u32 [%rd1], %r1;"));
+  EXPECT_FALSE(ActsBehindLoop(""));
+  EXPECT_TRUE(ActsBehindLoop("st.global.u32 [%rd1], %r1; bar.sync 0;"));
+  EXPECT_TRUE(ActsBehindLoop("atom.global.add.u32 %r2, [%rd1], 1; bar.sync 0;"));
+  EXPECT_TRUE(ActsBehindLoop("setp.eq.u32 %p2, %i, 0; @%p2 bra A; bar.sync 0; A: red.global.add.u32 "
+                             "[%rd1], 1;"));
+}
+
+TEST(MayActBeforeBarrierTest, BarriersThatSomePassWithoutTheOthersDoNotStop) {
+  EXPECT_TRUE(ActsBehindLoop("bar.sync 0, 32; st.global.u32 [%rd1], %r1;"));
+  EXPECT_TRUE(ActsBehindLoop("bar.arrive 0, 64; st.global.u32 [%rd1], %r1;"));
+  EXPECT_TRUE(ActsBehindLoop("bar.warp.sync -1; st.global.u32 [%rd1], %r1;"));
+  EXPECT_TRUE(ActsBehindLoop("@%p1 bar.sync 0; st.global.u32 [%rd1], %r1;"));
 }
 
 }  // namespace

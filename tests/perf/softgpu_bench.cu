@@ -322,6 +322,36 @@ void CompareBlackScholes() {
 using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int,
                        float, float*, int);
 
+// NVIDIA's library, if the loader finds it. It is no dependency of ours, hence no header either.
+class CublasSgemm {
+ public:
+  CublasSgemm() {
+    void* const library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return;
+    const auto create = reinterpret_cast<int (*)(void**)>(dlsym(library, "cublasCreate_v2"));
+    gemm_ = reinterpret_cast<Gemm>(dlsym(library, "cublasSgemm_v2"));
+    if (create == nullptr || gemm_ == nullptr || create(&handle_) != 0) {
+      std::fprintf(stderr, "softgpu_bench: libcublas.so.13 gives no handle\n");
+      std::exit(EXIT_FAILURE);
+    }
+  }
+  bool found() const { return handle_ != nullptr; }
+  // c = a * b, row-major: to the library, which counts in columns, all three are transposed.
+  void Multiply(int n, const float* a, const float* b, float* c) const {
+    const float one = 1, zero = 0;
+    if (gemm_(handle_, 0, 0, n, n, n, &one, b, n, a, n, &zero, c, n) != 0) {
+      std::fprintf(stderr, "softgpu_bench: cublasSgemm failed\n");
+      std::exit(EXIT_FAILURE);
+    }
+  }
+
+ private:
+  using Gemm = int (*)(void*, int, int, int, int, int, const float*, const float*, int,
+                       const float*, int, const float*, float*, int);
+  void* handle_ = nullptr;
+  Gemm gemm_ = nullptr;
+};
+
 void CompareMatrixProducts() {
   // Older versions take CPUs that they do not know for one of 2004.
   if (__builtin_cpu_supports("avx512f")) setenv("OPENBLAS_CORETYPE", "SkylakeX", 0);
@@ -364,6 +394,11 @@ void CompareMatrixProducts() {
   compare("sgemm_tile32",
           [&] { MatrixProduct<32><<<dim3(n / 32, n / 32), dim3(32, 32)>>>(n, da, db, dc); });
   compare("sgemm_blocked", [&] { BlockedProduct<<<dim3(n / 128, n / 128), 256>>>(n, da, db, dc); });
+  if (const CublasSgemm cublas; cublas.found()) {
+    compare("sgemm_cublas", [&] { cublas.Multiply(n, da, db, dc); });
+  } else {
+    std::fprintf(stderr, "softgpu_bench: libcublas.so.13 is missing: no figures of cuBLAS\n");
+  }
   for (float* p : {da, db, dc}) CHECK_CUDA(cudaFree(p));
 }
 
