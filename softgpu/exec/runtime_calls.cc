@@ -341,17 +341,16 @@ void Fence(WarpContext* c) { _mm_mfence(); }
 // In the order of RuntimeFunction.
 void* const* RuntimeTable() {
   static void* const table[kRuntimeFunctionCount] = {
-      reinterpret_cast<void*>(&Fault),        reinterpret_cast<void*>(&Trap),
-      reinterpret_cast<void*>(&Barrier),      reinterpret_cast<void*>(&BarrierReduce),
-      reinterpret_cast<void*>(&Yield),
-      reinterpret_cast<void*>(&Load),         reinterpret_cast<void*>(&Store),
-      reinterpret_cast<void*>(&Atomic),       reinterpret_cast<void*>(&Printf),
-      reinterpret_cast<void*>(&Assert),       reinterpret_cast<void*>(&Round),
-      reinterpret_cast<void*>(&Clock),        reinterpret_cast<void*>(&Timer),
-      reinterpret_cast<void*>(&Fence),        reinterpret_cast<void*>(&BarrierArrive),
-      reinterpret_cast<void*>(&BarrierLanes), reinterpret_cast<void*>(&Heap),
-      reinterpret_cast<void*>(&ClusterWait),  reinterpret_cast<void*>(&RunOperation),
-      reinterpret_cast<void*>(&Frame),
+      reinterpret_cast<void*>(&Fault),         reinterpret_cast<void*>(&Trap),
+      reinterpret_cast<void*>(&Barrier),       reinterpret_cast<void*>(&BarrierReduce),
+      reinterpret_cast<void*>(&Yield),         reinterpret_cast<void*>(&Load),
+      reinterpret_cast<void*>(&Store),         reinterpret_cast<void*>(&Atomic),
+      reinterpret_cast<void*>(&Printf),        reinterpret_cast<void*>(&Assert),
+      reinterpret_cast<void*>(&Round),         reinterpret_cast<void*>(&Clock),
+      reinterpret_cast<void*>(&Timer),         reinterpret_cast<void*>(&Fence),
+      reinterpret_cast<void*>(&BarrierArrive), reinterpret_cast<void*>(&BarrierLanes),
+      reinterpret_cast<void*>(&Heap),          reinterpret_cast<void*>(&ClusterWait),
+      reinterpret_cast<void*>(&RunOperation),  reinterpret_cast<void*>(&Frame),
   };
   return table;
 }

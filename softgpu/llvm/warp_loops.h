@@ -14,7 +14,8 @@ enum class Turns {
   // suspends there, and the function resumes the warps of a block in rounds: when all have come to
   // the barrier, the next round begins.
   kRounds,
-  // They also spin for what other warps or blocks do. A warp that spins suspends, too; while some do,
+  // They also spin for what other warps or blocks do. A warp that spins suspends, too; while some
+  // do,
   // a round is for them only, and lets other blocks run before. The function runs one block.
   kYieldingRounds,
   // Anything else. The function runs one warp, on a fiber of its own that the executor switches.

@@ -49,9 +49,10 @@ std::vector<bool> Waiting(const std::string& code) { return Analyze(code).waitin
 
 // May lanes do something before a barrier once they are behind the code's only loop?
 bool ActsBehindLoop(const std::string& code) {
-  const Analyzed a = Analyze("L: ld.volatile.global.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; "
-                             "@%p1 bra L; " +
-                             code);
+  const Analyzed a = Analyze(
+      "L: ld.volatile.global.u32 %r1, [%rd1]; setp.eq.u32 %p1, %r1, 0; "
+      "@%p1 bra L; " +
+      code);
   EXPECT_EQ(a.flow.loops.size(), 1u);
   std::vector<int> behind;
   for (const int s : a.kernel.blocks[a.flow.loops[0].latch].Successors()) {
@@ -123,15 +124,18 @@ SKIP: add.u32 %i, %i, 32; setp.lt.u32 %p1, %i, %n; @%p1 bra L;)"),
 
 TEST(MayActBeforeBarrierTest, OnlyWhatOthersSeeCounts) {
   EXPECT_FALSE(ActsBehindLoop("bar.sync 0; st.global.u32 [%rd1], %r1;"));
-  EXPECT_FALSE(ActsBehindLoop("add.u32 %r1, %r1, 1; ld.volatile.global.u32 %r2, [%rd1]; membar.gl; "
-                              "barrier.sync 3; st.global.u32 [%rd1], %r1;"));
-  EXPECT_FALSE(ActsBehindLoop("setp.eq.u32 %p2, %i, 0; @%p2 bra A; bar.sync 0; bra B; A: bar.sync 0; "
-                              "B: st.global.u32 [%rd1], %r1;"));
+  EXPECT_FALSE(
+      ActsBehindLoop("add.u32 %r1, %r1, 1; ld.volatile.global.u32 %r2, [%rd1]; membar.gl; "
+                     "barrier.sync 3; st.global.u32 [%rd1], %r1;"));
+  EXPECT_FALSE(
+      ActsBehindLoop("setp.eq.u32 %p2, %i, 0; @%p2 bra A; bar.sync 0; bra B; A: bar.sync 0; "
+                     "B: st.global.u32 [%rd1], %r1;"));
   EXPECT_FALSE(ActsBehindLoop(""));
   EXPECT_TRUE(ActsBehindLoop("st.global.u32 [%rd1], %r1; bar.sync 0;"));
   EXPECT_TRUE(ActsBehindLoop("atom.global.add.u32 %r2, [%rd1], 1; bar.sync 0;"));
-  EXPECT_TRUE(ActsBehindLoop("setp.eq.u32 %p2, %i, 0; @%p2 bra A; bar.sync 0; A: red.global.add.u32 "
-                             "[%rd1], 1;"));
+  EXPECT_TRUE(
+      ActsBehindLoop("setp.eq.u32 %p2, %i, 0; @%p2 bra A; bar.sync 0; A: red.global.add.u32 "
+                     "[%rd1], 1;"));
 }
 
 TEST(MayActBeforeBarrierTest, BarriersThatSomePassWithoutTheOthersDoNotStop) {
