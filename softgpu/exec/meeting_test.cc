@@ -51,6 +51,27 @@ END:)",
         64, [](uint32_t t) { return t % 32 < 16 ? t + 16 : t - 16 + 100; });
 }
 
+TEST(WarpMeetingTest, WhatOneLaneSaysIsUniform) {
+  // How often all threads come to the barrier is known to lane 5 alone, which tells the others by a
+  // constant and by a register; the block's last warp is half empty.
+  for (const char* lane : {"5", "%r6"}) {
+    Check(absl::StrCat(R"(
+  ld.global.u32 %r7, [counter]; add.u32 %r6, %r7, 5;
+  mov.u32 %r1, 0; st.shared.u32 [%s], %t;
+LOOP: bar.sync 0; xor.b32 %r2, %s, 4; ld.shared.u32 %r3, [%r2]; bar.sync 0;
+  add.u32 %r3, %r3, 1; st.shared.u32 [%s], %r3; add.u32 %r1, %r1, 1;
+  setp.eq.u32 %p1, %l, 5; selp.u32 %r4, %r1, 77, %p1;
+  shfl.sync.idx.b32 %r5|%p3, %r4, )",
+                       lane, R"(, 31, -1;
+  setp.lt.u32 %p4, %r5, 3; and.pred %p4, %p4, %p3; @%p4 bra LOOP;
+  ld.shared.u32 %v, [%s]; mad.lo.u32 %v, %r5, 1000, %v;)"),
+          48, [](uint32_t t) { return (t ^ 1) + 3 + 3000; });
+  }
+  // Outside of the clamp each lane keeps its own.
+  Check("shfl.sync.idx.b32 %v|%p1, %t, 20, 15, -1; @!%p1 add.u32 %v, %v, 100;", 32,
+        [](uint32_t t) { return t + 100; });
+}
+
 TEST(WarpMeetingTest, ValuesCrossBetweenInstructions) {
   // The same shuffle and vote, at two places.
   Check(R"(

@@ -1,5 +1,6 @@
 // Instruction families: barriers, shuffles, votes, matches, reductions over a warp, and calls of
 // runtime functions.
+#include <algorithm>
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
@@ -123,6 +124,8 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
   };
   llvm::Value* in_range;
   llvm::Value* result;
+  // One lane's value for all: the result is uniform, and so are branches and barriers behind it.
+  llvm::Value* one_lane = nullptr;
   if (constant_of(b) != nullptr && constant_of(c) != nullptr) {
     // Known lanes: one permutation.
     const uint32_t bv = static_cast<uint32_t>(constant_of(b)->getZExtValue()) & 31;
@@ -154,6 +157,9 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
     }
     result = builder_.CreateShuffleVector(source, lanes);
     in_range = llvm::ConstantVector::get(valid);
+    if (std::all_of(lanes.begin(), lanes.end(), [&](int k) { return k == lanes[0]; })) {
+      one_lane = Int32(static_cast<uint32_t>(lanes[0]));
+    }
   } else {
     llvm::Value* vb = builder_.CreateAnd(AsVector(builder_, b), Splat(builder_, Int32(31)));
     llvm::Value* vc = AsVector(builder_, c);
@@ -179,12 +185,10 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
     }
     j = builder_.CreateSelect(in_range, j, lane);
     j = builder_.CreateAnd(j, Splat(builder_, Int32(31)));
-    if (idx && b.uniform() && c.uniform() && constant_of(c) != nullptr &&
-        (constant_of(c)->getZExtValue() >> 8 & 31) == 0) {
-      // One lane to all.
-      result = Splat(
-          builder_, builder_.CreateExtractElement(source, builder_.CreateAnd(b.scalar, Int32(31))));
-      result = builder_.CreateSelect(in_range, result, source);
+    if (idx && b.uniform() && constant_of(c) != nullptr &&
+        (constant_of(c)->getZExtValue() & 0x1f1f) == 31) {
+      one_lane = builder_.CreateAnd(b.scalar, Int32(31));
+      result = nullptr;
     } else if (options_.avx512) {
       result = Permute(source, j);
     } else {
@@ -196,12 +200,19 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
       }
     }
   }
-  const Operand& to = i.operands[0];
-  if (to.kind == Kind::kPair) {
-    RETURN_IF_ERROR(Set(i, to.parts[0], LaneValue::Varying(result), u32));
-    return Set(i, to.parts[1], LaneValue::Varying(in_range), {Type::kPred, 1, 1});
+  LaneValue taken;
+  LaneValue valid;
+  if (one_lane != nullptr) {
+    taken = LaneValue::Uniform(builder_.CreateExtractElement(source, one_lane));
+    valid = LaneValue::Uniform(builder_.getTrue());
+  } else {
+    taken = LaneValue::Varying(result);
+    valid = LaneValue::Varying(in_range);
   }
-  return Set(i, 0, LaneValue::Varying(result), u32);
+  const Operand& to = i.operands[0];
+  if (to.kind != Kind::kPair) return Set(i, 0, taken, u32);
+  RETURN_IF_ERROR(Set(i, to.parts[0], taken, u32));
+  return Set(i, to.parts[1], valid, {Type::kPred, 1, 1});
 }
 
 llvm::Value* InstructionEmitter::Permute(llvm::Value* source, llvm::Value* lanes) {
