@@ -93,6 +93,10 @@ CUresult CudartPrimaryContext(CUcontext* context, CUdevice device) {
   return host->PrimaryContext(device, context);
 }
 
+// The runtime of 13.2 and later calls this once, without arguments, before it first uses a device,
+// and passes on what it returns.
+CUresult CudartStarts() { return CUDA_SUCCESS; }
+
 // TOOLS_RUNTIME_HOOKS
 
 // One flag per callback id of the runtime; a nonzero one makes the runtime call a tool. The runtime
@@ -203,6 +207,7 @@ struct Tables {
   Tables() {
     cudart[1] = AsSlot(&CudartLoadFatBinary);
     cudart[2] = AsSlot(&CudartPrimaryContext);
+    cudart[12] = AsSlot(&CudartStarts);
     hooks[2] = AsSlot(&RuntimeCallbackFlags);
     hooks[6] = AsSlot(&ResourceCallbackFlags);
     tls[2] = AsSlot(&ToolsCurrentContext);

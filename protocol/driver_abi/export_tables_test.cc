@@ -147,6 +147,8 @@ TEST_F(ExportTablesTest, CudartInterface) {
   EXPECT_EQ(Slot<PrimaryContext>(kCudart, 2)(&context, 1), CUDA_ERROR_INVALID_DEVICE);
   EXPECT_EQ(Slot<PrimaryContext>(kCudart, 2)(nullptr, 0), CUDA_ERROR_INVALID_VALUE);
 
+  EXPECT_EQ(Slot<CUresult()>(kCudart, 12)(), CUDA_SUCCESS);
+
   using LoadFatBinary = CUresult(CUmodule*, const void*);
   CUmodule module = nullptr;
   EXPECT_EQ(Slot<LoadFatBinary>(kCudart, 1)(&module, "wrapper"), CUDA_SUCCESS);
