@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <cuda.h>
 #include <map>
@@ -7,8 +8,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 #include "common/cuda_error.h"
+#include "common/log.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "softgpu/compiler.h"
@@ -24,6 +28,26 @@ namespace {
 
 // A kernel launched with more block shapes than this gets code for any shape.
 constexpr int kMaxShapes = 8;
+
+// Kernels are compiled quickly first, and once more at full length when launches have run for this
+// many times as long as the quick compilation took: about as long as the other one will take. So
+// nothing waits more than twice as long as it would have, had we known.
+constexpr double kPatience = 3;
+
+// FARGPU_SOFTGPU_EFFORT=quick or full: all kernels are compiled once, like that.
+std::optional<Effort> FixedEffort() {
+  static const std::optional<Effort> effort = [] {
+    const char* const value = std::getenv("FARGPU_SOFTGPU_EFFORT");
+    const absl::string_view name = value == nullptr ? "" : value;
+    if (name == "quick") return std::optional<Effort>(Effort::kQuick);
+    if (name == "full") return std::optional<Effort>(Effort::kFull);
+    if (!name.empty()) {
+      FARGPU_LOG(kWarning, "softgpu: FARGPU_SOFTGPU_EFFORT=", name, " is neither quick nor full");
+    }
+    return std::optional<Effort>();
+  }();
+  return effort;
+}
 
 // Shared memory per block that cooperative groups use for themselves.
 constexpr uint64_t kReservedSharedBytes = 1024;
@@ -130,7 +154,8 @@ class CompiledProgram : public Program {
       return CudaError(CUDA_ERROR_INVALID_VALUE,
                        absl::StrCat("kernel ", info.name, ": the grid is empty"));
     }
-    ASSIGN_OR_RETURN(const CompiledKernel code, CodeFor(kernel, config.block));
+    ASSIGN_OR_RETURN(const Choice choice, CodeFor(kernel, config.block));
+    const CompiledKernel& code = choice.code;
     launch.config = &config;
     launch.kernel_name = info.name;
     launch.function = code.function;
@@ -159,45 +184,85 @@ class CompiledProgram : public Program {
     std::memset(reinterpret_cast<void*>(launch.grid_workspace), 0, ParamBlocks::kWorkspaceBytes);
     static std::atomic<uint64_t> next_grid{1};
     launch.grid_number = next_grid.fetch_add(1, std::memory_order_relaxed);
+    const absl::Time start = absl::Now();
     absl::Status status = RunGrid(&launch);
+    if (code.effort == Effort::kQuick) NoteRun(kernel, choice.shape, absl::Now() - start);
     ParamBlocks::Get().Give(launch.params);
     return status;
   }
 
  private:
+  using Shape = std::tuple<uint32_t, uint32_t, uint32_t>;
+  struct Code {
+    absl::StatusOr<CompiledKernel> kernel;
+    absl::Duration run_time;  // of launches that used quickly made code
+  };
   struct Entry {
     Mutex mutex;
     bool flattened ABSL_GUARDED_BY(mutex) = false;
     absl::Status status ABSL_GUARDED_BY(mutex);  // of flattening
     FlatKernel flat ABSL_GUARDED_BY(mutex);
-    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, absl::StatusOr<CompiledKernel>> code
-        ABSL_GUARDED_BY(mutex);
+    std::map<Shape, Code> code ABSL_GUARDED_BY(mutex);
+  };
+  struct Choice {
+    CompiledKernel code;
+    Shape shape;
   };
 
-  absl::StatusOr<CompiledKernel> CodeFor(size_t kernel, Dim3 block) {
+  absl::StatusOr<Choice> CodeFor(size_t kernel, Dim3 block) {
     Entry& entry = entries_[kernel];
     MutexLock lock(&entry.mutex);
-    std::tuple<uint32_t, uint32_t, uint32_t> shape = {block.x, block.y, block.z};
+    Shape shape = {block.x, block.y, block.z};
     auto it = entry.code.find(shape);
     if (it == entry.code.end() && entry.code.size() >= kMaxShapes) {
       block = {0, 0, 0};
       shape = {0, 0, 0};
       it = entry.code.find(shape);
     }
-    if (it == entry.code.end())
-      it = entry.code.emplace(shape, MakeCode(kernel, block, &entry)).first;
-    return it->second;
+    if (it == entry.code.end()) {
+      it = entry.code.emplace(shape, Code{MakeCode(kernel, block, &entry), absl::ZeroDuration()})
+               .first;
+    }
+    Code& code = it->second;
+    RETURN_IF_ERROR(code.kernel.status());
+    if (code.kernel->effort == Effort::kQuick && FixedEffort() != Effort::kQuick &&
+        code.run_time > kPatience * absl::Milliseconds(code.kernel->compile_ms)) {
+      const absl::StatusOr<CompiledKernel> better =
+          CompileCode(kernel, block, Effort::kFull, &entry);
+      if (better.ok()) {
+        code.kernel = better;
+      } else {
+        FARGPU_LOG(kWarning, "softgpu: kernel ", kernels()[kernel].name,
+                   " stays as it is: ", better.status().message());
+        code.kernel->effort = Effort::kFull;
+      }
+    }
+    return Choice{*code.kernel, shape};
+  }
+
+  void NoteRun(size_t kernel, const Shape& shape, absl::Duration time) {
+    Entry& entry = entries_[kernel];
+    MutexLock lock(&entry.mutex);
+    entry.code.find(shape)->second.run_time += time;
   }
 
   absl::StatusOr<CompiledKernel> MakeCode(size_t kernel, Dim3 block, Entry* entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry->mutex) {
     ASSIGN_OR_RETURN(Jit * jit, GetJit());
-    const std::optional<CodeCache::Key> key =
-        jit->CacheKey(TextHash(), kernels()[kernel].name, block);
-    if (key.has_value()) {
-      const std::optional<CompiledKernel> cached = jit->Load(*key);
+    for (const Effort effort : {Effort::kFull, Effort::kQuick}) {
+      if (FixedEffort().value_or(effort) != effort) continue;
+      const std::optional<CodeCache::Key> key =
+          jit->CacheKey(TextHash(), kernels()[kernel].name, block, effort);
+      if (!key.has_value()) break;
+      const std::optional<CompiledKernel> cached = jit->Load(*key, effort);
       if (cached.has_value()) return *cached;
     }
+    return CompileCode(kernel, block, FixedEffort().value_or(Effort::kQuick), entry);
+  }
+
+  absl::StatusOr<CompiledKernel> CompileCode(size_t kernel, Dim3 block, Effort effort, Entry* entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry->mutex) {
+    ASSIGN_OR_RETURN(Jit * jit, GetJit());
     if (!entry->flattened) {
       entry->flattened = true;
       absl::StatusOr<FlatKernel> flat = FlattenKernel(*linked_, kernel);
@@ -205,7 +270,8 @@ class CompiledProgram : public Program {
       if (flat.ok()) entry->flat = *std::move(flat);
     }
     RETURN_IF_ERROR(entry->status);
-    return jit->Compile(entry->flat, block, key);
+    return jit->Compile(entry->flat, block, effort,
+                        jit->CacheKey(TextHash(), kernels()[kernel].name, block, effort));
   }
 
   // Of everything that was linked: all that code depends on, as far as the program goes.

@@ -53,6 +53,7 @@ class DispatchEmitter : public InstructionEmitter {
     llvm::Type* i32 = builder_.getInt32Ty();
     llvm::Type* v32 = VectorOf(i32);
     registers_.resize(kernel_.registers.size(), nullptr);
+    FindHomes();
     pc_ = EntryAlloca(v32, "pc");
     waiting_ = EntryAlloca(i32, "waiting");
     ids_ = EntryAlloca(v32, "ids");
@@ -111,9 +112,21 @@ class DispatchEmitter : public InstructionEmitter {
 
  protected:
   LaneValue ReadRegister(int reg) override {
+    Home& home = homes_[reg];
+    if (home.block == current_) {
+      if (home.written) return home.value;
+      home.block = kSeveral;  // what an earlier turn has left there
+    }
     return LaneValue::Varying(builder_.CreateLoad(VectorOf(RegisterType(reg)), Place(reg)));
   }
   void WriteRegister(int reg, LaneValue value) override {
+    Home& home = homes_[reg];
+    if (home.block == current_ && (home.written || guard() == nullptr)) {
+      home.value = guard() == nullptr ? value : GuardedValue(value, home.value);
+      home.written = true;
+      return;
+    }
+    home.block = kSeveral;
     llvm::Value* place = Place(reg);
     llvm::Value* old = builder_.CreateLoad(VectorOf(RegisterType(reg)), place);
     builder_.CreateStore(builder_.CreateSelect(ExecMask(), AsVector(builder_, value), old), place);
@@ -136,6 +149,44 @@ class DispatchEmitter : public InstructionEmitter {
   }
 
  private:
+  // Registers live in memory: any block may follow any other, as far as LLVM can see, and values
+  // kept in its registers would have to pass through the dispatcher, each with an entry for each
+  // block. But most are used in one block only and need no place at all.
+  static constexpr int kNone = -1;
+  static constexpr int kSeveral = -2;
+  struct Home {
+    int block = kNone;  // the only one that names the register
+    bool written = false;
+    LaneValue value;
+  };
+
+  void FindHomes() {
+    homes_.assign(kernel_.registers.size(), {});
+    const auto name = [&](int reg, int block) {
+      if (reg < 0) return;
+      int& home = homes_[reg].block;
+      home = home == kNone || home == block ? block : kSeveral;
+    };
+    for (size_t b = 0; b < kernel_.blocks.size(); ++b) {
+      const BasicBlock& block = kernel_.blocks[b];
+      const int here = static_cast<int>(b);
+      for (const ptx::Instruction& i : block.instructions) {
+        name(i.guard, here);
+        for (const ptx::Operand& operand : i.operands) NameRegisters(operand, here, name);
+      }
+      if (block.end == BasicBlock::End::kBranch) name(block.predicate, here);
+    }
+    // These are also set or read without being named.
+    for (const int reg : {kernel_.carry_register, kernel_.frame_register})
+      if (reg >= 0) homes_[reg].block = kSeveral;
+    for (const int reg : kernel_.param_registers) homes_[reg].block = kSeveral;
+  }
+  template <typename Name>
+  static void NameRegisters(const ptx::Operand& operand, int block, const Name& name) {
+    if (operand.kind == ptx::Operand::Kind::kRegister) name(operand.index, block);
+    for (const ptx::Operand& part : operand.parts) NameRegisters(part, block, name);
+  }
+
   llvm::Value* Place(int reg) {
     if (registers_[reg] == nullptr) {
       registers_[reg] = EntryAlloca(VectorOf(RegisterType(reg)), "r");
@@ -240,6 +291,7 @@ class DispatchEmitter : public InstructionEmitter {
 
   absl::Status EmitBlock(int index) {
     const BasicBlock& block = kernel_.blocks[index];
+    current_ = index;
     Meeting meeting = Meeting::kNone;
     if (!block.instructions.empty()) meeting = MeetingAt(block.instructions[0]);
     if (meeting == Meeting::kBlock) return EmitBarrierBlock(block);
@@ -522,7 +574,9 @@ class DispatchEmitter : public InstructionEmitter {
   const FunctionMap& functions_;
   llvm::Value* frame_ = nullptr;
   llvm::Value* exited_ = nullptr;
-  std::vector<llvm::Value*> registers_;
+  std::vector<llvm::Value*> registers_;  // places, where needed
+  std::vector<Home> homes_;
+  int current_ = kNone;  // block
   llvm::Value* pc_ = nullptr;
   llvm::Value* waiting_ = nullptr;
   // Lanes at barriers of the block: where, for how many threads, to what end, with what.

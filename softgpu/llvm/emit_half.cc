@@ -76,6 +76,18 @@ llvm::Value* InstructionEmitter::AddToOdd(llvm::Value* a, llvm::Value* b) {
   return builder_.CreateBitCast(bits, sum->getType());
 }
 
+// Truncated, with the last bit set if that lost anything: then rounding up and down differ.
+llvm::Value* InstructionEmitter::FmaToOdd(llvm::Value* a, llvm::Value* b, llvm::Value* c) {
+  const auto rounded = [&](RoundingMode mode) {
+    return RoundedByAvx512(RoundedOp::kFma, mode, false, a, b, c);
+  };
+  llvm::Value* bits = AsBits(rounded(RoundingMode::kZero));
+  llvm::Value* inexact =
+      builder_.CreateFCmpONE(rounded(RoundingMode::kDown), rounded(RoundingMode::kUp));
+  bits = builder_.CreateSelect(inexact, builder_.CreateOr(bits, Constant(bits, 1)), bits);
+  return builder_.CreateBitCast(bits, a->getType());
+}
+
 llvm::Value* InstructionEmitter::FlushHalf(Type type, llvm::Value* bits) {
   const uint64_t exponent = type.kind == Type::kBFloat ? 0x7f80 : 0x7c00;
   llvm::Value* tiny =
@@ -104,6 +116,8 @@ absl::StatusOr<llvm::Value*> InstructionEmitter::HalfOperation(
     r = builder_.CreateFSub(v[0], v[1]);
   } else if (op == "mul") {
     r = builder_.CreateFMul(v[0], v[1]);
+  } else if ((op == "fma" || op == "mad") && options_.avx512 && v[0]->getType()->isVectorTy()) {
+    r = FmaToOdd(v[0], v[1], v[2]);
   } else if (op == "fma" || op == "mad") {
     // The product of halves is exact in double; their sum, made odd, is rounded once more.
     llvm::Type* real = SameShape(v[0], builder_.getDoubleTy());

@@ -101,6 +101,14 @@ LaneValue InstructionEmitter::ReadPredicate(int reg, bool negated) {
                          : LaneValue::Varying(builder_.CreateNot(AsVector(builder_, value)));
 }
 
+LaneValue InstructionEmitter::GuardedValue(const LaneValue& value, const LaneValue& old) {
+  if (guard_.uniform() && value.uniform() && old.uniform()) {
+    return LaneValue::Uniform(builder_.CreateSelect(guard_.scalar, value.scalar, old.scalar));
+  }
+  return LaneValue::Varying(builder_.CreateSelect(
+      AsVector(builder_, guard_), AsVector(builder_, value), AsVector(builder_, old)));
+}
+
 llvm::Value* InstructionEmitter::ExecMask() {
   if (!guard_set_) return BlockMask();
   if (exec_mask_ == nullptr) {

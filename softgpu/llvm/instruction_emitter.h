@@ -116,6 +116,8 @@ class InstructionEmitter {
   };
   absl::StatusOr<BarrierOperands> ParseBarrier(const Instruction& i);
   absl::Status SetBarrierResult(const Instruction& i, BarrierOp op, const LaneValue& result);
+  // `value` where the guard holds, else `old`. There is a guard.
+  LaneValue GuardedValue(const LaneValue& value, const LaneValue& old);
   llvm::Value* FirstActive(llvm::Value* vector);                   // its element in the lowest lane
   llvm::Value* SpillLanes(llvm::Value* vector, const char* name);  // -> alloca holding it
 
@@ -238,7 +240,8 @@ class InstructionEmitter {
   llvm::Value* StoreHalf(Type type, llvm::Value* value);
   // double -> float, inexact results made odd, so that a second rounding to a half comes out right.
   llvm::Value* NarrowToOdd(llvm::Value* wide);
-  llvm::Value* AddToOdd(llvm::Value* a, llvm::Value* b);  // doubles, likewise
+  llvm::Value* AddToOdd(llvm::Value* a, llvm::Value* b);                  // doubles, likewise
+  llvm::Value* FmaToOdd(llvm::Value* a, llvm::Value* b, llvm::Value* c);  // floats; AVX-512
   llvm::Value* FlushHalf(Type type, llvm::Value* bits);
   absl::StatusOr<llvm::Value*> HalfOperation(const Instruction& i, Type type,
                                              const std::array<llvm::Value*, 3>& bits);

@@ -1,9 +1,9 @@
 #include "softgpu/llvm/jit.h"
 
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <cuda.h>
 #include <utility>
 
@@ -34,9 +34,6 @@ namespace {
 absl::Status FromLlvm(llvm::Error error, absl::string_view what) {
   return absl::InternalError(absl::StrCat(what, ": ", llvm::toString(std::move(error))));
 }
-
-// Kernels with more instructions than this get kQuickPasses.
-constexpr size_t kLongKernel = 20000;
 
 llvm::orc::JITTargetMachineBuilder HostMachine() {
   static const bool initialized = [] {
@@ -69,10 +66,16 @@ constexpr char kPasses[] =
     "function(early-cse<memssa>,instcombine<max-iterations=1;no-verify-fixpoint>,jump-threading,"
     "correlated-propagation,simplifycfg,loop-mssa(licm),gvn,dse,adce,simplifycfg,"
     "instcombine<max-iterations=1;no-verify-fixpoint>)";
-// For long kernels: nothing that takes time that grows faster than the code.
+// Effort::kQuick: one round of what pays most. Nothing that takes time that grows faster than the
+// code.
 constexpr char kQuickPasses[] =
-    "function(instcombine<max-iterations=1;no-verify-fixpoint>,loop-mssa(licm),early-cse<memssa>,"
-    "adce,simplifycfg)";
+    "function(early-cse<memssa>,instcombine<max-iterations=1;no-verify-fixpoint>,simplifycfg,adce)";
+// The dispatcher's kernels keep their registers in memory (see DispatchEmitter): what makes LLVM's
+// registers of that, or moves code out of the loop that all is in, would only make work for the
+// register allocator.
+constexpr char kDispatchPasses[] =
+    "function(early-cse<memssa>,instcombine<max-iterations=1;no-verify-fixpoint>,simplifycfg,dse,"
+    "adce)";
 
 absl::Status Optimize(llvm::Module* module, llvm::TargetMachine* machine, const char* pipeline) {
   llvm::LoopAnalysisManager loops;
@@ -95,6 +98,7 @@ absl::Status Optimize(llvm::Module* module, llvm::TargetMachine* machine, const 
 
 // What the cache keeps of a kernel, in front of its object file.
 struct CodeHeader {
+  double compile_ms = 0;
   uint64_t local_bytes = 0;
   uint64_t extent = 0;  // Extent
 };
@@ -119,18 +123,22 @@ char DumpStage() {
   return dump == nullptr ? 0 : dump[0];
 }
 
-// Milliseconds from one call to the next.
+// Milliseconds of this thread's processor time from one call to the next: on a busy machine the
+// clock on the wall says little about the compiler.
 class Stopwatch {
  public:
   double Lap() {
-    const auto now = std::chrono::steady_clock::now();
-    const double lap = std::chrono::duration<double, std::milli>(now - last_).count();
-    last_ = now;
-    return lap;
+    const double now = Now();
+    return now - std::exchange(last_, now);
   }
 
  private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  static double Now() {
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
+  }
+  double last_ = Now();
 };
 
 class OrcJit : public Jit {
@@ -142,7 +150,7 @@ class OrcJit : public Jit {
   }
 
   std::optional<CodeCache::Key> CacheKey(const CodeCache::Key& program, absl::string_view name,
-                                         Dim3 block) override {
+                                         Dim3 block, Effort effort) override {
     static const std::string* const compiler = new std::string(CompilerBuildId());
     if (!Cache().enabled() || compiler->empty() || DumpStage() != 0) return std::nullopt;
     const AddressWindow window = DeviceWindow();
@@ -155,6 +163,7 @@ class OrcJit : public Jit {
         .Add(window.base)
         .Add(window.size)
         .Add(uint64_t{AlwaysDispatch()})
+        .Add(static_cast<uint64_t>(effort))
         .Add(kAbiVersion)
         .Add(*compiler)
         .Add(LLVM_VERSION_STRING)
@@ -163,7 +172,7 @@ class OrcJit : public Jit {
         .Finish();
   }
 
-  std::optional<CompiledKernel> Load(const CodeCache::Key& key) override {
+  std::optional<CompiledKernel> Load(const CodeCache::Key& key, Effort effort) override {
     const std::optional<std::string> contents = Cache().Find(key);
     CodeHeader header;
     if (!contents || contents->size() < sizeof header) return std::nullopt;
@@ -174,10 +183,11 @@ class OrcJit : public Jit {
       FARGPU_LOG(kWarning, "softgpu: cached code is not usable: ", function.status().message());
       return std::nullopt;
     }
-    return CompiledKernel{*function, static_cast<Extent>(header.extent), header.local_bytes};
+    return CompiledKernel{*function, effort, header.compile_ms, static_cast<Extent>(header.extent),
+                          header.local_bytes};
   }
 
-  absl::StatusOr<CompiledKernel> Compile(const FlatKernel& kernel, Dim3 block,
+  absl::StatusOr<CompiledKernel> Compile(const FlatKernel& kernel, Dim3 block, Effort effort,
                                          const std::optional<CodeCache::Key>& key) override {
     Stopwatch watch;
     llvm::LLVMContext context;
@@ -207,10 +217,16 @@ class OrcJit : public Jit {
     size_t instructions = 0;
     for (const BasicBlock& b : kernel.blocks) instructions += b.instructions.size();
     const double emit_ms = watch.Lap();
-    RETURN_IF_ERROR(Optimize(module.get(), machine->get(), kSplitPasses));
-    DropCoroutineEnds(module.get());
-    RETURN_IF_ERROR(Optimize(module.get(), machine->get(),
-                             instructions > kLongKernel ? kQuickPasses : kPasses));
+    // The register allocator, which takes most of the time otherwise, then works block by block.
+    if (effort == Effort::kQuick) (*machine)->setOptLevel(llvm::CodeGenOptLevel::None);
+    if (linear == LinearKernel::kUnfit) {
+      RETURN_IF_ERROR(Optimize(module.get(), machine->get(), kDispatchPasses));
+    } else {
+      RETURN_IF_ERROR(Optimize(module.get(), machine->get(), kSplitPasses));
+      DropCoroutineEnds(module.get());
+      RETURN_IF_ERROR(Optimize(module.get(), machine->get(),
+                               effort == Effort::kQuick ? kQuickPasses : kPasses));
+    }
     const double optimize_ms = watch.Lap();
     if (DumpStage() == '2') module->print(llvm::errs(), nullptr);
     auto object = llvm::orc::SimpleCompiler(**machine)(*module);
@@ -218,12 +234,15 @@ class OrcJit : public Jit {
     const double generate_ms = watch.Lap();
     if (DumpStage() == '3') llvm::errs() << (*object)->getBuffer();
     CompiledKernel result;
+    result.effort = effort;
+    result.compile_ms = emit_ms + optimize_ms + generate_ms;
     result.extent = linear == LinearKernel::kBlocks  ? Extent::kBlocks
                     : linear == LinearKernel::kBlock ? Extent::kBlock
                                                      : Extent::kWarp;
     result.local_bytes = kernel.local_bytes;
     if (key.has_value()) {
       CodeHeader header;
+      header.compile_ms = result.compile_ms;
       header.local_bytes = result.local_bytes;
       header.extent = static_cast<uint64_t>(result.extent);
       const llvm::StringRef code = (*object)->getBuffer();
@@ -234,9 +253,10 @@ class OrcJit : public Jit {
     const size_t code_bytes = (*object)->getBufferSize();
     ASSIGN_OR_RETURN(result.function, Link(std::move(*object)));
     FARGPU_LOG(kDebug, "softgpu: compiled ", kernel.name, " for blocks of ", block.x, " x ",
-               block.y, " x ", block.z, ": ", instructions, " instructions, ", code_bytes,
-               " bytes of code; ms to emit ", emit_ms, ", optimise ", optimize_ms, ", generate ",
-               generate_ms, ", store and link ", watch.Lap());
+               block.y, " x ", block.z, effort == Effort::kQuick ? " quickly: " : ": ",
+               instructions, " instructions, ", code_bytes, " bytes of code; ms to emit ", emit_ms,
+               ", optimise ", optimize_ms, ", generate ", generate_ms, ", store and link ",
+               watch.Lap());
     return result;
   }
 

@@ -112,13 +112,7 @@ class LinearEmitter : public WarpLoops {
           ssa_.previous[reg] >= 0
               ? ReadRegister(ssa_.previous[reg])
               : LaneValue::Uniform(llvm::Constant::getNullValue(RegisterType(reg)));
-      if (guard()->uniform() && value.uniform() && old.uniform()) {
-        value =
-            LaneValue::Uniform(builder_.CreateSelect(guard()->scalar, value.scalar, old.scalar));
-      } else {
-        value = LaneValue::Varying(builder_.CreateSelect(
-            AsVector(builder_, *guard()), AsVector(builder_, value), AsVector(builder_, old)));
-      }
+      value = GuardedValue(value, old);
     }
     Slot& slot = slots_[reg];
     slot.written = true;
