@@ -64,9 +64,9 @@ absl::Status InstructionEmitter::EmitShift(const Instruction& i) {
   if (auto* constant =
           amount.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(amount.scalar) : nullptr) {
     const uint64_t by = constant->getZExtValue();
-    if (left && value.pattern() && by < type.bits) {
+    if (left && HasForm(value) && by < type.bits) {
       const LaneValue factor =
-          LaneValue::Uniform(llvm::ConstantInt::get(value.scalar->getType(), uint64_t{1} << by));
+          LaneValue::Uniform(llvm::ConstantInt::get(IntType(type.bits), uint64_t{1} << by));
       return Set(i, 0, PatternMul(value, factor), type);
     }
     if (!left && value.pattern() && value.valid == nullptr && value.value_bits < type.bits &&

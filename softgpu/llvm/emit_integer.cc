@@ -13,7 +13,13 @@ namespace fargpu::softgpu {
 
 using llvm::Intrinsic::ID;
 
-// Sum or difference of two values of which at least one is a pattern.
+namespace {
+
+constexpr int64_t kMaxScale = 1 << 16;  // of a ScaledIndex
+
+}  // namespace
+
+// Sum or difference of two values of which at least one has a form.
 LaneValue InstructionEmitter::PatternAdd(const LaneValue& a, const LaneValue& b, bool subtract) {
   const auto combine = [&](llvm::Value* x, llvm::Value* y) {
     return subtract ? builder_.CreateSub(x, y) : builder_.CreateAdd(x, y);
@@ -51,11 +57,38 @@ LaneValue InstructionEmitter::PatternAdd(const LaneValue& a, const LaneValue& b,
     }
     return result;
   }
-  return LaneValue::Varying(combine(AsVector(builder_, a), AsVector(builder_, b)));
+  LaneValue sum = LaneValue::Varying(combine(AsVector(builder_, a), AsVector(builder_, b)));
+  const LaneValue& varying = a.scaled != nullptr ? a : b;
+  const LaneValue& uniform = a.scaled != nullptr ? b : a;
+  if (varying.scaled != nullptr && uniform.uniform() && !(subtract && &uniform == &a)) {
+    ScaledIndex scaled = *varying.scaled;
+    scaled.base =
+        combine(scaled.base != nullptr ? scaled.base : builder_.getInt64(0), uniform.scalar);
+    sum.scaled = Keep(scaled);
+    sum.in_runs = varying.in_runs;
+    sum.stride = varying.stride;
+  }
+  return sum;
 }
 
-// Product of a pattern and a constant; anything else becomes varying.
+// Product of a value that has a form and a constant; of anything else not more is known.
 LaneValue InstructionEmitter::PatternMul(const LaneValue& a, const LaneValue& b) {
+  if (a.scaled != nullptr || b.scaled != nullptr) {
+    LaneValue product =
+        LaneValue::Varying(builder_.CreateMul(AsVector(builder_, a), AsVector(builder_, b)));
+    const LaneValue& value = a.scaled != nullptr ? a : b;
+    const LaneValue& by = a.scaled != nullptr ? b : a;
+    auto* known = by.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(by.scalar) : nullptr;
+    // Scales of this size are those of elements and of rows of a known length.
+    if (known != nullptr && known->getZExtValue() - 1 < kMaxScale &&
+        value.scaled->scale <= kMaxScale) {
+      ScaledIndex scaled = *value.scaled;
+      scaled.scale *= known->getSExtValue();
+      if (scaled.base != nullptr) scaled.base = builder_.CreateMul(scaled.base, by.scalar);
+      product.scaled = Keep(scaled);
+    }
+    return product;
+  }
   const LaneValue& pattern = a.offsets != nullptr ? a : b;
   const LaneValue& factor = a.offsets != nullptr ? b : a;
   auto* constant = factor.uniform() ? llvm::dyn_cast<llvm::ConstantInt>(factor.scalar) : nullptr;
@@ -185,7 +218,7 @@ absl::Status InstructionEmitter::EmitAddSub(const Instruction& i) {
   }
   ASSIGN_OR_RETURN(const LaneValue a, Get(i, 1, type));
   ASSIGN_OR_RETURN(const LaneValue b, Get(i, 2, type));
-  if (!i.Has("sat") && (a.pattern() || b.pattern())) {
+  if (!i.Has("sat") && (HasForm(a) || HasForm(b))) {
     return Set(i, 0, PatternAdd(a, b, subtract), type);
   }
   const Args args = Unify({a, b});
@@ -241,7 +274,7 @@ absl::Status InstructionEmitter::EmitMul(const Instruction& i) {
     wide.bits *= 2;
     a = Resize(a, wide.bits, type.is_signed());
     b = Resize(b, wide.bits, type.is_signed());
-    if (a.pattern() || b.pattern()) return Set(i, 0, PatternMul(a, b), wide);
+    if (HasForm(a) || HasForm(b)) return Set(i, 0, PatternMul(a, b), wide);
     const Args args = Unify({a, b});
     return Set(i, 0, args.Wrap(builder_.CreateMul(args.v[0], args.v[1])), wide);
   }
@@ -249,7 +282,7 @@ absl::Status InstructionEmitter::EmitMul(const Instruction& i) {
     const Args args = Unify({a, b});
     return Set(i, 0, args.Wrap(MulHigh(args.v[0], args.v[1], type.is_signed())), type);
   }
-  if (a.pattern() || b.pattern()) return Set(i, 0, PatternMul(a, b), type);
+  if (HasForm(a) || HasForm(b)) return Set(i, 0, PatternMul(a, b), type);
   const Args args = Unify({a, b});
   return Set(i, 0, args.Wrap(builder_.CreateMul(args.v[0], args.v[1])), type);
 }
@@ -277,7 +310,7 @@ absl::Status InstructionEmitter::EmitMad(const Instruction& i) {
   } else if (i.Has("hi")) {
     const Args args = Unify({a, b});
     product = args.Wrap(MulHigh(args.v[0], args.v[1], type.is_signed()));
-  } else if (a.pattern() || b.pattern()) {
+  } else if (HasForm(a) || HasForm(b)) {
     product = PatternMul(a, b);
   } else {
     const Args args = Unify({a, b});
@@ -291,7 +324,7 @@ absl::Status InstructionEmitter::EmitMad(const Instruction& i) {
     const Args args = Unify({product, c});
     return Set(i, 0, args.Wrap(Intrinsic(llvm::Intrinsic::sadd_sat, {args.v[0], args.v[1]})), sum);
   }
-  if (product.pattern() || c.pattern()) return Set(i, 0, PatternAdd(product, c, false), sum);
+  if (HasForm(product) || HasForm(c)) return Set(i, 0, PatternAdd(product, c, false), sum);
   const Args args = Unify({product, c});
   return Set(i, 0, args.Wrap(builder_.CreateAdd(args.v[0], args.v[1])), sum);
 }

@@ -149,12 +149,14 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
     return llvm::ConstantInt::get(type, static_cast<uint64_t>(n), true);
   };
   const LaneValue first = PatternAdd(base, LaneValue::Uniform(number(group.low)), false);
+  const auto all_lanes = [&] {
+    return first.scaled != nullptr ? AllLanes(first) : AsVector(builder_, first);
+  };
   llvm::Value* limit = nullptr;
   if (relative) {
     limit = space == Space::kShared
                 ? ContextField(i64, offsetof(WarpContext, shared_bytes), "shared_bytes")
                 : builder_.getInt64(kernel_.local_bytes);
-    limit = builder_.CreateTrunc(limit, type);
   }
   const int64_t extent = group.high - group.low;
   // Does [at, at + size) leave the memory? `at` is a scalar or a vector.
@@ -163,14 +165,14 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
       return at->getType()->isVectorTy() ? Splat(builder_, v) : v;
     };
     if (!relative) {
-      llvm::Value* distance =
-          builder_.CreateSub(at, shaped(number(static_cast<int64_t>(options_.window.base))));
+      llvm::Value* distance = builder_.CreateSub(at, Constant(at, options_.window.base));
       return builder_.CreateICmpUGT(
-          distance, shaped(number(static_cast<int64_t>(options_.window.size) - size)));
+          distance, Constant(at, options_.window.size - static_cast<uint64_t>(size)));
     }
-    llvm::Value* too_small = builder_.CreateICmpULT(limit, number(size));
-    llvm::Value* beyond =
-        builder_.CreateICmpUGT(at, shaped(builder_.CreateSub(limit, number(size))));
+    llvm::Value* top = builder_.CreateTrunc(limit, at->getType()->getScalarType());
+    llvm::Value* room = llvm::ConstantInt::get(top->getType(), static_cast<uint64_t>(size));
+    llvm::Value* too_small = builder_.CreateICmpULT(top, room);
+    llvm::Value* beyond = builder_.CreateICmpUGT(at, shaped(builder_.CreateSub(top, room)));
     return builder_.CreateOr(beyond, shaped(too_small));
   };
   const auto misaligned = [&](llvm::Value* at) -> llvm::Value* {
@@ -190,7 +192,7 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
     builder_.CreateCondBr(bad, fail, ok, ColdBranch());
     builder_.SetInsertPoint(fail);
     // What is reported is the address of the widest access.
-    llvm::Value* at = AsVector(builder_, first);
+    llvm::Value* at = all_lanes();
     at = builder_.CreateAdd(at, Constant(at, static_cast<uint64_t>(group.anchor - group.low)));
     llvm::Value* wide = builder_.CreateZExt(at, VectorOf(i64));
     llvm::CallInst* call = llvm::cast<llvm::CallInst>(
@@ -249,8 +251,27 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
       checked = Resize(first, 64, false);
     }
   } else {
-    fail_where(Any(builder_.CreateAnd(bad_range(first.vector, extent), mask)));
+    // Lanes often access neighbours where the compiler cannot tell. To ask whether they do, and
+    // then to look at the ends only, costs less than to look at all lanes.
+    ScaledIndex at = {.index = first.vector};
+    const int64_t stride = group.bytes;
+    if (first.scaled != nullptr && stride % first.scaled->scale == 0) at = *first.scaled;
     checked = Resize(first, 64, false);
+    checked.scaled = Keep(at);
+    llvm::Value* doubtful = builder_.CreateNot(FormRuns(at, group.bytes, mask));
+    for (const int lane : {0, kHalf}) {
+      doubtful = builder_.CreateOr(
+          doubtful, bad_range(OneLane(checked, lane), extent + stride * (kHalf - 1)));
+    }
+    auto* look = llvm::BasicBlock::Create(context_, "look", function_);
+    auto* join = llvm::BasicBlock::Create(context_, "checked", function_);
+    builder_.CreateCondBr(doubtful, look, join);
+    builder_.SetInsertPoint(look);
+    fail_where(Any(builder_.CreateAnd(bad_range(all_lanes(), extent), mask)));
+    builder_.CreateBr(join);
+    builder_.SetInsertPoint(join);
+    checked.in_runs = builder_.CreateNot(doubtful);
+    checked.stride = stride;
   }
   if (!relative) return checked;
   LaneValue memory;
@@ -274,78 +295,6 @@ llvm::Value* InstructionEmitter::SpillLanes(llvm::Value* vector, const char* nam
 bool InstructionEmitter::IsOrdered(const Instruction& i) {
   return i.Has("volatile") || i.Has("relaxed") || i.Has("acquire") || i.Has("release") ||
          i.Has("mmio");
-}
-
-// Lanes often read neighbours where the compiler cannot tell, such as the rows of a tile: whether
-// each half of the warp does is cheaper to ask than a gather is. i1; `addresses` is <32 x i64>.
-llvm::Value* InstructionEmitter::HalvesAreContiguous(llvm::Value* addresses, unsigned size,
-                                                     llvm::Value* mask) {
-  llvm::SmallVector<int, kWarpSize> firsts;
-  LaneOffsets steps;
-  for (int k = 0; k < kWarpSize; ++k) {
-    firsts.push_back(k / kHalf * kHalf);
-    steps[k] = static_cast<int64_t>(k % kHalf) * size;
-  }
-  llvm::Value* expected = builder_.CreateAdd(builder_.CreateShuffleVector(addresses, firsts),
-                                             OffsetVector(builder_.getInt64Ty(), steps));
-  llvm::Value* differs = builder_.CreateAnd(builder_.CreateICmpNE(addresses, expected), mask);
-  return builder_.CreateICmpEQ(MaskBits(differs), Int32(0));
-}
-
-llvm::Value* InstructionEmitter::HalfOf(llvm::Value* vector, int half) {
-  llvm::SmallVector<int, kHalf> lanes;
-  for (int k = 0; k < kHalf; ++k) lanes.push_back(half * kHalf + k);
-  return builder_.CreateShuffleVector(vector, lanes);
-}
-
-llvm::Value* InstructionEmitter::GatherElement(const LaneValue& address, unsigned offset,
-                                               llvm::Type* type, llvm::Value* mask) {
-  llvm::Value* addresses = AsVector(builder_, address);
-  if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
-  const unsigned size = type->getScalarSizeInBits() / 8;
-  const bool full = BlockMaskIsFull() && guard() == nullptr;
-  auto* near = llvm::BasicBlock::Create(context_, "near", function_);
-  auto* far = llvm::BasicBlock::Create(context_, "far", function_);
-  auto* join = llvm::BasicBlock::Create(context_, "gathered", function_);
-  builder_.CreateCondBr(HalvesAreContiguous(addresses, size, mask), near, far);
-
-  builder_.SetInsertPoint(near);
-  auto* half_type = llvm::FixedVectorType::get(type, kHalf);
-  llvm::Value* halves[2];
-  for (int half = 0; half < 2; ++half) {
-    llvm::Value* pointer = builder_.CreateIntToPtr(
-        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)),
-        builder_.getPtrTy());
-    halves[half] =
-        full ? static_cast<llvm::Value*>(
-                   builder_.CreateAlignedLoad(half_type, pointer, llvm::Align(size)))
-             : builder_.CreateMaskedLoad(half_type, pointer, llvm::Align(size), HalfOf(mask, half),
-                                         llvm::Constant::getNullValue(half_type));
-  }
-  llvm::SmallVector<int, kWarpSize> all;
-  for (int k = 0; k < kWarpSize; ++k) all.push_back(k);
-  llvm::Value* loaded = builder_.CreateShuffleVector(halves[0], halves[1], all);
-  builder_.CreateBr(join);
-
-  builder_.SetInsertPoint(far);
-  llvm::Value* gathered;
-  if (size < 4 || !options_.avx512) {
-    // No such gather in hardware: a loop in the runtime is smaller than 32 branches here.
-    llvm::Value* out = EntryAlloca(VectorOf(type), "loaded");
-    CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
-                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), out, Int32(0)});
-    gathered = builder_.CreateLoad(VectorOf(type), out);
-  } else {
-    llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
-    gathered = builder_.CreateMaskedGather(VectorOf(type), pointers, llvm::Align(size), mask,
-                                           llvm::Constant::getNullValue(VectorOf(type)));
-  }
-  builder_.CreateBr(join);
-  builder_.SetInsertPoint(join);
-  llvm::PHINode* result = builder_.CreatePHI(VectorOf(type), 2);
-  result->addIncoming(loaded, near);
-  result->addIncoming(gathered, far);
-  return result;
 }
 
 absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
@@ -416,11 +365,11 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
     llvm::Value* value = nullptr;
     if (address.uniform()) {
       LaneValue varying = LaneValue::Varying(AsVector(builder_, address));
-      value = GatherElement(varying, k * size, element, mask);
+      value = GatherElement(varying, k * size, access.bytes(), element, mask);
     } else if (address.pattern()) {
       value = LoadWithPattern(address, k * size, access.bytes(), element, mask);
     } else {
-      value = GatherElement(address, k * size, element, mask);
+      value = GatherElement(address, k * size, access.bytes(), element, mask);
     }
     RETURN_IF_ERROR(Set(i, target(k), LaneValue::Varying(value), access.type));
   }
@@ -433,7 +382,7 @@ llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsig
   const bool full = BlockMaskIsFull() && guard() == nullptr;
   if (address.valid == nullptr) {
     llvm::Value* value = PatternLoad(address, offset, extent, type, mask, full);
-    return value != nullptr ? value : GatherElement(address, offset, type, mask);
+    return value != nullptr ? value : GatherElement(address, offset, extent, type, mask);
   }
   auto* start = builder_.GetInsertBlock();
   auto* fast = llvm::BasicBlock::Create(context_, "pattern", function_);
@@ -442,7 +391,7 @@ llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsig
   builder_.SetInsertPoint(start);
   if (quick == nullptr) {
     fast->eraseFromParent();
-    return GatherElement(address, offset, type, mask);
+    return GatherElement(address, offset, extent, type, mask);
   }
   auto* slow = llvm::BasicBlock::Create(context_, "gather", function_);
   auto* join = llvm::BasicBlock::Create(context_, "loaded", function_);
@@ -450,7 +399,8 @@ llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsig
   builder_.SetInsertPoint(fast);
   builder_.CreateBr(join);
   builder_.SetInsertPoint(slow);
-  llvm::Value* gathered = GatherElement(LaneValue::Varying(address.vector), offset, type, mask);
+  llvm::Value* gathered =
+      GatherElement(LaneValue::Varying(address.vector), offset, extent, type, mask);
   auto* slow_end = builder_.GetInsertBlock();
   builder_.CreateBr(join);
   builder_.SetInsertPoint(join);
@@ -458,44 +408,6 @@ llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsig
   phi->addIncoming(quick, fast);
   phi->addIncoming(gathered, slow_end);
   return phi;
-}
-
-void InstructionEmitter::ScatterElement(const LaneValue& address, unsigned offset,
-                                        llvm::Value* value, llvm::Value* mask) {
-  llvm::Value* addresses = AsVector(builder_, address);
-  if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
-  const unsigned size = value->getType()->getScalarSizeInBits() / 8;
-  const bool full = BlockMaskIsFull() && guard() == nullptr;
-  auto* near = llvm::BasicBlock::Create(context_, "near", function_);
-  auto* far = llvm::BasicBlock::Create(context_, "far", function_);
-  auto* join = llvm::BasicBlock::Create(context_, "scattered", function_);
-  builder_.CreateCondBr(HalvesAreContiguous(addresses, size, mask), near, far);
-
-  builder_.SetInsertPoint(near);
-  for (int half = 0; half < 2; ++half) {
-    llvm::Value* pointer = builder_.CreateIntToPtr(
-        builder_.CreateExtractElement(addresses, static_cast<uint64_t>(half * kHalf)),
-        builder_.getPtrTy());
-    if (full) {
-      builder_.CreateAlignedStore(HalfOf(value, half), pointer, llvm::Align(size));
-    } else {
-      builder_.CreateMaskedStore(HalfOf(value, half), pointer, llvm::Align(size),
-                                 HalfOf(mask, half));
-    }
-  }
-  builder_.CreateBr(join);
-
-  builder_.SetInsertPoint(far);
-  if (size < 4 || !options_.avx512) {
-    CallRuntime(kRuntimeStore, builder_.getVoidTy(),
-                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size),
-                 SpillLanes(value, "stored"), Int32(0)});
-  } else {
-    llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
-    builder_.CreateMaskedScatter(value, pointers, llvm::Align(size), mask);
-  }
-  builder_.CreateBr(join);
-  builder_.SetInsertPoint(join);
 }
 
 absl::Status InstructionEmitter::EmitStore(const Instruction& i) {

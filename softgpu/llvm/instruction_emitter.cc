@@ -169,6 +169,11 @@ const LaneOffsets* InstructionEmitter::Keep(const LaneOffsets& offsets) {
   return &offsets_.back();
 }
 
+const ScaledIndex* InstructionEmitter::Keep(const ScaledIndex& scaled) {
+  scaled_.push_back(scaled);
+  return &scaled_.back();
+}
+
 llvm::Type* InstructionEmitter::RegisterType(int reg) {
   return IntType(kernel_.registers[reg].type.bits);
 }
@@ -252,6 +257,7 @@ LaneValue InstructionEmitter::CastTo(const LaneValue& value, llvm::Type* type) {
     return LaneValue::Uniform(builder_.CreateBitCast(value.scalar, type));
   }
   if (value.pattern() && value.scalar->getType() == type) return value;
+  if (value.vector != nullptr && value.vector->getType() == VectorOf(type)) return value;
   return LaneValue::Varying(builder_.CreateBitCast(AsVector(builder_, value), VectorOf(type)));
 }
 
@@ -273,7 +279,11 @@ LaneValue InstructionEmitter::Resize(const LaneValue& value, unsigned bits, bool
     if (value.vector != nullptr) result.vector = convert(value.vector);
     return result;
   }
-  return LaneValue::Varying(convert(value.vector));
+  LaneValue result = LaneValue::Varying(convert(value.vector));
+  if (from == 32 && bits == 64) {
+    result.scaled = Keep(ScaledIndex{.index = value.vector, .sign = sign});
+  }
+  return result;
 }
 
 absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, size_t operand,

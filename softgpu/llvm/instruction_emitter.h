@@ -102,6 +102,7 @@ class InstructionEmitter {
   llvm::AllocaInst* EntryAlloca(llvm::Type* type, const char* name);
   llvm::Value* ContextField(llvm::Type* type, size_t offset, const char* name);
   const LaneOffsets* Keep(const LaneOffsets& offsets);
+  const ScaledIndex* Keep(const ScaledIndex& scaled);
   llvm::Type* RegisterType(int reg);
   llvm::VectorType* VectorOf(llvm::Type* type) {
     return llvm::FixedVectorType::get(type, kWarpSize);
@@ -196,6 +197,8 @@ class InstructionEmitter {
   absl::Status EmitCarryAdd(const Instruction& i, llvm::Value* a, llvm::Value* b, const Args& args,
                             Type type, bool subtract);
   llvm::Value* MulHigh(llvm::Value* a, llvm::Value* b, bool is_signed);
+  // Is more known of it than that it differs between lanes?
+  static bool HasForm(const LaneValue& v) { return v.pattern() || v.scaled != nullptr; }
   LaneValue PatternAdd(const LaneValue& a, const LaneValue& b, bool subtract);
   LaneValue PatternMul(const LaneValue& a, const LaneValue& b);
   LaneValue PatternWiden(const LaneValue& value, unsigned bits, bool sign);
@@ -303,10 +306,6 @@ class InstructionEmitter {
   absl::Status EmitPrefetch(const Instruction& i);
   absl::Status EmitFence(const Instruction& i);
   bool IsOrdered(const Instruction& i);
-  llvm::Value* HalvesAreContiguous(llvm::Value* addresses, unsigned size, llvm::Value* mask);
-  llvm::Value* HalfOf(llvm::Value* vector, int half);
-  llvm::Value* GatherElement(const LaneValue& address, unsigned offset, llvm::Type* type,
-                             llvm::Value* mask);
   llvm::Value* LoadWithPattern(const LaneValue& address, unsigned offset, unsigned extent,
                                llvm::Type* type, llvm::Value* mask);
 
@@ -317,6 +316,15 @@ class InstructionEmitter {
                                int64_t extent, llvm::Type* type);
   bool PatternStore(const LaneValue& address, unsigned offset, llvm::Value* value,
                     llvm::Value* mask, bool full);
+
+  // emit_runs.cc
+  llvm::Value* AllLanes(const LaneValue& value);           // <32 x i64>, made anew
+  llvm::Value* OneLane(const LaneValue& value, int lane);  // i64
+  llvm::Value* FormRuns(const ScaledIndex& at, unsigned stride, llvm::Value* mask);
+  llvm::Value* HalfOf(llvm::Value* vector, int half);
+  // Elements `offset` bytes behind the addresses of an access of `extent` bytes.
+  llvm::Value* GatherElement(const LaneValue& address, unsigned offset, unsigned extent,
+                             llvm::Type* type, llvm::Value* mask);
   void ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
                       llvm::Value* mask);
 
@@ -374,6 +382,7 @@ class InstructionEmitter {
   bool guard_set_ = false;
   llvm::Value* exec_mask_ = nullptr;
   std::deque<LaneOffsets> offsets_;
+  std::deque<ScaledIndex> scaled_;
   LaneOffsets lane_ids_;
   llvm::AllocaInst* slots_ = nullptr;  // of RunOperation, one set for the whole function
 };

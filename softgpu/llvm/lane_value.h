@@ -14,6 +14,14 @@ using LaneOffsets = std::array<int64_t, kWarpSize>;
 // LaneValue::value_bits is followed up to here, so that no type of 32 bits or more overflows.
 inline constexpr unsigned kKnownBits = 31;
 
+// base + scale * index, in every lane.
+struct ScaledIndex {
+  llvm::Value* index = nullptr;  // <32 x i32> or <32 x i64>
+  llvm::Value* base = nullptr;   // i64; null: zero
+  int64_t scale = 1;
+  bool sign = false;  // how a narrow index is widened
+};
+
 // A value of a warp, in one of three forms:
 //  - uniform: `scalar`, the same in all lanes;
 //  - pattern: `scalar` + (*offsets)[lane], known to the compiler. If `valid` is set, that holds
@@ -27,6 +35,13 @@ struct LaneValue {
   unsigned zero_bits = 0;  // low bits of a pattern's scalar that are known to be zero
   // Every lane of a pattern is known to be below 2^value_bits, hence not negative either.
   unsigned value_bits = 64;
+  // What a varying value of 64 bits was made of: lanes are compared in the narrow index at less
+  // cost.
+  const ScaledIndex* scaled = nullptr;
+  // Of an address: true (i1) where the lanes of each half of the warp are `stride` bytes apart, and
+  // all of them may be accessed.
+  llvm::Value* in_runs = nullptr;
+  int64_t stride = 0;
 
   bool uniform() const { return scalar != nullptr && offsets == nullptr; }
   bool pattern() const { return scalar != nullptr && offsets != nullptr; }
