@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "softgpu/exec/half.h"
+#include "softgpu/exec/matrix_avx512.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -427,6 +428,7 @@ char* MatrixAddress(const OperationCall& call, const MatrixCode& code, uint64_t*
 
 void MatrixMultiply(const OperationCall& call) {
   const MatrixCode code = MatrixCode::Unpack(call.code);
+  if (MultiplyByAvx512(call, code)) return;
   if (code.quads) return MultiplyQuads(call, code);
   switch (code.a) {
     case MatrixType::kF64:
