@@ -24,6 +24,7 @@
 #include "common/cuda_error.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "softgpu/llvm/cut_long_blocks.h"
 #include "softgpu/llvm/dispatch_emitter.h"
 #include "softgpu/llvm/linear_emitter.h"
 #include "softgpu/llvm/warp_loops.h"
@@ -72,10 +73,9 @@ constexpr char kQuickPasses[] =
     "function(early-cse<memssa>,instcombine<max-iterations=1;no-verify-fixpoint>,simplifycfg,adce)";
 // The dispatcher's kernels keep their registers in memory (see DispatchEmitter): what makes LLVM's
 // registers of that, or moves code out of the loop that all is in, would only make work for the
-// register allocator.
+// register allocator; DSE's time is quadratic here.
 constexpr char kDispatchPasses[] =
-    "function(early-cse<memssa>,instcombine<max-iterations=1;no-verify-fixpoint>,simplifycfg,dse,"
-    "adce)";
+    "function(early-cse<memssa>,instcombine<max-iterations=1;no-verify-fixpoint>,simplifycfg,adce)";
 
 absl::Status Optimize(llvm::Module* module, llvm::TargetMachine* machine, const char* pipeline) {
   llvm::LoopAnalysisManager loops;
@@ -227,6 +227,7 @@ class OrcJit : public Jit {
       RETURN_IF_ERROR(Optimize(module.get(), machine->get(),
                                effort == Effort::kQuick ? kQuickPasses : kPasses));
     }
+    CutLongBlocks(module.get());
     const double optimize_ms = watch.Lap();
     if (DumpStage() == '2') module->print(llvm::errs(), nullptr);
     auto object = llvm::orc::SimpleCompiler(**machine)(*module);
