@@ -136,7 +136,7 @@ TEST_F(CachedCodeTest, AKernelThatRunsLongIsCompiledInFull) {
   };
   run(1);
   EXPECT_EQ(Files().size(), 1u);
-  for (int launches = 0; launches < 1000 && Files().size() < 2; ++launches) run(1 << 20);
+  for (int launches = 0; launches < 1000 && Files().size() < 2; ++launches) run(1 << 16);
   EXPECT_EQ(Files().size(), 2u) << "one file for each effort";
   // Another program starts with the better code.
   runner = PtxRunner::Load({kCountKernel});
