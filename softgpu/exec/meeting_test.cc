@@ -67,7 +67,14 @@ LOOP: bar.sync 0; xor.b32 %r2, %s, 4; ld.shared.u32 %r3, [%r2]; bar.sync 0;
   ld.shared.u32 %v, [%s]; mad.lo.u32 %v, %r5, 1000, %v;)"),
           48, [](uint32_t t) { return (t ^ 1) + 3 + 3000; });
   }
-  // Outside of the clamp each lane keeps its own.
+  // A segment of half a warp, of which a small block has only the first.
+  for (const uint32_t threads : {16u, 48u}) {
+    Check("add.u32 %r1, %t, 7; shfl.sync.idx.b32 %v|%p1, %r1, 3, 0x101f, -1; @!%p1 mov.u32 %v, 0;",
+          threads, [](uint32_t t) { return t / 16 * 16 + 10; });
+  }
+  // Outside of the clamp each lane keeps its own, and be there only one.
+  Check("shfl.sync.idx.b32 %v|%p1, %t, 20, 15, -1; @!%p1 add.u32 %v, %v, 100;", 1,
+        [](uint32_t) { return 100; });
   Check("shfl.sync.idx.b32 %v|%p1, %t, 20, 15, -1; @!%p1 add.u32 %v, %v, 100;", 32,
         [](uint32_t t) { return t + 100; });
 }

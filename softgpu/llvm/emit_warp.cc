@@ -157,7 +157,11 @@ absl::Status InstructionEmitter::EmitShuffle(const Instruction& i) {
     }
     result = builder_.CreateShuffleVector(source, lanes);
     in_range = llvm::ConstantVector::get(valid);
-    if (std::all_of(lanes.begin(), lanes.end(), [&](int k) { return k == lanes[0]; })) {
+    // Of a block that is smaller than a warp, only the lanes that exist.
+    const uint64_t threads = uint64_t{options_.block.x} * options_.block.y * options_.block.z;
+    const auto end = lanes.begin() + (threads == 0 || threads > kWarpSize ? kWarpSize : threads);
+    if (idx && valid[0]->isOneValue() &&
+        std::all_of(lanes.begin(), end, [&](int k) { return k == lanes[0]; })) {
       one_lane = Int32(static_cast<uint32_t>(lanes[0]));
     }
   } else {
