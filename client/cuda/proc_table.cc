@@ -4,8 +4,6 @@
 #include <cudaProfiler.h>
 
 namespace fargpu::client {
-namespace {
-
 // cuda.h has prototypes of some per-thread twins only. Their addresses are all that is wanted, so
 // they get names of ours.
 #define X(name, symbol, since)
@@ -13,6 +11,8 @@ namespace {
 #include "proc_address_rows.inc"
 #undef X
 #undef X_TWIN
+
+namespace {
 
 const driver_abi::ProcRow kRows[] = {
 #define X(name, symbol, since) {name, #symbol, since, reinterpret_cast<void*>(&symbol), 0, nullptr},
