@@ -4,12 +4,13 @@
 #include <cstdint>
 
 // Half precision by its definition, for expected values: clang 14 has no _Float16 on x86-64, and
-// the device's own conversions are what is tested. Finite numbers and infinities.
+// the device's own conversions are what is tested.
 namespace fargpu::softgpu {
 
 inline double HalfValue(uint16_t bits) {
   const int exponent = bits >> 10 & 31;
   const int mantissa = bits & 0x3ff;
+  if (exponent == 31 && mantissa != 0) return std::nan("");
   const double magnitude = exponent == 31  ? HUGE_VAL
                            : exponent == 0 ? std::ldexp(mantissa, -24)
                                            : std::ldexp(mantissa + 1024, exponent - 25);
@@ -18,6 +19,7 @@ inline double HalfValue(uint16_t bits) {
 
 // To nearest, ties to even: how nearbyint rounds by default.
 inline uint16_t NearestHalf(double value) {
+  if (std::isnan(value)) return 0x7fff;
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const double magnitude = std::fabs(value);
   if (magnitude >= 65520) return sign | 0x7c00;  // halfway to what would come after the largest
