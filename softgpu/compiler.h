@@ -17,6 +17,10 @@
 // compiler half (softgpu/ptx, passes, llvm, exec). Nothing else crosses between the two.
 namespace fargpu::softgpu {
 
+struct Dim3 {
+  uint32_t x = 1, y = 1, z = 1;
+};
+
 struct KernelParam {
   uint32_t offset = 0;  // in the parameter block, bytes
   uint32_t size = 0;    // bytes
@@ -31,6 +35,10 @@ struct KernelInfo {
   uint32_t const_bytes = 0;
   uint32_t max_threads_per_block = 1024;  // smaller with .maxntid
   uint32_t registers = 0;                 // estimate, at most 255; cuFuncGetAttribute reports it
+  Dim3 cluster{0, 0, 0};                  // .reqnctapercluster; zeros: not said
+  bool needs_cluster = false;             // .explicitcluster: the launch must say it if that is so
+  uint32_t max_cluster_blocks = 0;        // .maxclusterrank; 0: not said
+  bool blocks_are_clusters = false;       // the grid is counted in clusters
   int ptx_version = 0;                    // the virtual architecture: 75 for compute_75
   int binary_version = 0;                 // 75 for .target sm_75
 };
@@ -45,20 +53,22 @@ struct VariableInfo {
   bool managed = false;
 };
 
-struct Dim3 {
-  uint32_t x = 1, y = 1, z = 1;
-};
-
 struct LaunchConfig {
-  Dim3 grid;
+  Dim3 grid;  // in blocks; a multiple of `cluster` on each axis
   Dim3 block;
+  Dim3 cluster;                   // in blocks
+  bool explicit_cluster = false;  // the kernel or the launch says how large it is
   uint32_t dynamic_shared_bytes = 0;
   bool cooperative = false;       // all blocks are alive at once
   absl::Span<const char> params;  // KernelInfo::param_bytes, laid out as KernelInfo::params says
   std::function<void(absl::string_view)> printf_sink;  // formatted text of device printf
   std::function<void(absl::string_view)> error_sink;   // failed assertions; null: standard error
-  uint64_t heap_bytes = uint64_t{8}
-                        << 20;  // malloc of kernels fails beyond (CU_LIMIT_MALLOC_HEAP_SIZE)
+  // Whose memory malloc of kernels gives: ReleaseHeap(heap) takes all of it back.
+  uint64_t heap = 0;
+  // malloc of kernels fails beyond (CU_LIMIT_MALLOC_HEAP_SIZE).
+  uint64_t heap_bytes = uint64_t{8} << 20;
+  // Per thread, for calls that are not inlined (CU_LIMIT_STACK_SIZE): at least as much is there.
+  uint64_t stack_bytes = 1024;
   // What InterruptLaunches ends the launch by; outlives it. Null: it runs until it ends by itself.
   std::atomic<bool>* interrupted = nullptr;
 };
@@ -67,6 +77,8 @@ struct LaunchConfig {
 // code does; later ones fail at once. Returns when no thread runs any of them. Not from a kernel's
 // printf_sink or error_sink.
 void InterruptLaunches(std::atomic<bool>* flag);
+// Gives back what kernels with LaunchConfig::heap == `heap` took by malloc. None of them runs.
+void ReleaseHeap(uint64_t heap);
 
 // One loaded program: one or more PTX modules linked together (several for -rdc=true). Immutable
 // after BindVariables; all methods may be called from any thread.

@@ -5,8 +5,8 @@
 #include "absl/status/statusor.h"
 
 // What a texture or surface object is to a kernel. The driver half fills these in and registers
-// them; the executor reads them when a kernel names the handle. The second and last header that
-// both halves include, beside compiler.h.
+// them; the executor reads them when a kernel names the handle. Both halves include it, as they do
+// compiler.h and tensor_map.h.
 namespace fargpu::softgpu {
 
 enum class ImageShape : uint8_t {

@@ -4,22 +4,23 @@
 #include <cudaProfiler.h>
 
 namespace fargpu::client {
-// cuda.h has prototypes of some per-thread twins only. Their addresses are all that is wanted, so
-// they get names of ours.
+namespace {
+
+// cuda.h has no prototypes of the per-thread twins. Only their addresses are wanted.
+extern "C" {
 #define X(name, symbol, since)
-#define X_TWIN(name, symbol, since, twin, twin_since) void AddressOf_##twin() asm(#twin);
+#define X_TWIN(name, symbol, since, twin, twin_since) void twin();
 #include "proc_address_rows.inc"
 #undef X
 #undef X_TWIN
-
-namespace {
+}
 
 const driver_abi::ProcRow kRows[] = {
 #define X(name, symbol, since) {name, #symbol, since, reinterpret_cast<void*>(&symbol), 0, nullptr},
 #define X_TWIN(name, symbol, since, twin, twin_since) \
   {name,       #symbol,                               \
    since,      reinterpret_cast<void*>(&symbol),      \
-   twin_since, reinterpret_cast<void*>(&AddressOf_##twin)},
+   twin_since, reinterpret_cast<void*>(&twin)},
 #include "proc_address_rows.inc"
 #undef X
 #undef X_TWIN

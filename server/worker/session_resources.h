@@ -16,7 +16,6 @@
 #include "memory/lease_ledger.h"
 #include "server/worker/admission.h"
 #include "server/worker/async_copies.h"
-#include "server/worker/host_functions.h"
 #include "server/worker/image_store.h"
 #include "server/worker/objects.h"
 
@@ -68,7 +67,6 @@ struct SessionResources {
         allocator(session_allocator),
         admission(session_admission),
         copies(session_driver),
-        host_functions(session_driver),
         thread_streams(session_driver) {}
 
   Driver* const driver;
@@ -79,7 +77,6 @@ struct SessionResources {
   Objects objects;
   ImageStore images;
   AsyncCopies copies;
-  HostFunctions host_functions;
   ThreadStreams thread_streams;
   ProgramMappings program_mappings;
 

@@ -300,5 +300,49 @@ TEST_F(ArrayTest, ObjectsGoWithTheirContext) {
   EXPECT_EQ(FindTexture(object), nullptr);
 }
 
+TEST_F(ArrayTest, BatchesOfCopies) {
+  CUDA_ARRAY3D_DESCRIPTOR descriptor = {};
+  descriptor.Width = 4;
+  descriptor.Height = 3;
+  descriptor.Depth = 2;
+  descriptor.Format = CU_AD_FORMAT_UNSIGNED_INT32;
+  descriptor.NumChannels = 1;
+  CUarray array = nullptr;
+  ASSERT_SUCCESS(cuArray3DCreate(&array, &descriptor));
+  CUstream stream = nullptr;
+  ASSERT_SUCCESS(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  // Rows of 5 elements, layers of 4 rows; the copy takes 2x2x2 of them to (1, 1, 0) of the array.
+  std::vector<uint32_t> from(5 * 4 * 2);
+  for (uint32_t k = 0; k < from.size(); ++k) from[k] = k + 1;
+  std::vector<uint32_t> to(8);
+  CUDA_MEMCPY3D_BATCH_OP operations[2] = {};
+  operations[0].src.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  operations[0].src.op.ptr.ptr = reinterpret_cast<CUdeviceptr>(from.data());
+  operations[0].src.op.ptr.rowLength = 5;
+  operations[0].src.op.ptr.layerHeight = 4;
+  operations[0].dst.type = CU_MEMCPY_OPERAND_TYPE_ARRAY;
+  operations[0].dst.op.array.array = array;
+  operations[0].dst.op.array.offset = {1, 1, 0};
+  operations[0].extent = {2, 2, 2};
+  operations[0].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+  operations[1].src = operations[0].dst;
+  operations[1].dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  operations[1].dst.op.ptr.ptr = reinterpret_cast<CUdeviceptr>(to.data());
+  operations[1].extent = {2, 2, 2};
+  operations[1].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  ASSERT_SUCCESS(cuMemcpy3DBatchAsync(2, operations, 0, stream));
+  ASSERT_SUCCESS(cuStreamSynchronize(stream));
+  EXPECT_EQ(to, (std::vector<uint32_t>{1, 2, 6, 7, 21, 22, 26, 27}));
+  operations[1].extent = {4, 2, 2};  // beyond the array
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemcpy3DBatchAsync(2, operations, 0, stream));
+  operations[1].extent = {2, 2, 2};
+  operations[0].src.op.ptr.rowLength = 1;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemcpy3DBatchAsync(2, operations, 0, stream));
+  operations[0].src.op.ptr.rowLength = 0;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemcpy3DBatchAsync(2, operations, 1, stream));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemcpy3DBatchAsync(2, operations, 0, nullptr));
+  EXPECT_SUCCESS(cuArrayDestroy(array));
+}
+
 }  // namespace
 }  // namespace fargpu::softgpu

@@ -43,18 +43,24 @@ bool InHostFunction() { return host_function_depth > 0; }
 HostFunctionScope::HostFunctionScope() { ++host_function_depth; }
 HostFunctionScope::~HostFunctionScope() { --host_function_depth; }
 
-void PrintfBuffer::Append(absl::string_view text) {
+void PrintfBuffer::Append(absl::string_view text, size_t limit) {
   MutexLock lock(&mutex_);
-  text_.append(text.data(), text.size());
+  texts_.emplace_back(text);
+  bytes_ += text.size();
+  while (bytes_ > limit && texts_.size() > 1) {
+    bytes_ -= texts_.front().size();
+    texts_.pop_front();
+  }
 }
 
 void PrintfBuffer::Flush() {
   // Written under the lock, so that two threads that synchronise do not swap their parts.
   MutexLock lock(&mutex_);
-  if (text_.empty()) return;
-  std::fwrite(text_.data(), 1, text_.size(), stdout);
+  if (texts_.empty()) return;
+  for (const std::string& text : texts_) std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
-  text_.clear();
+  texts_.clear();
+  bytes_ = 0;
 }
 
 Context::Context(CUcontext context_handle, int context_device, unsigned context_flags,
@@ -168,6 +174,19 @@ absl::Status Context::SynchronizeAll() {
   return error();
 }
 
+bool Context::SynchronizeAllFor(std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  std::vector<std::shared_ptr<WorkQueue>> queues = {legacy_->queue};
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& stream : streams_) queues.push_back(stream->queue);
+  }
+  for (const auto& queue : queues) {
+    if (!queue->WaitUntil(queue->submitted(), deadline)) return false;
+  }
+  return true;
+}
+
 bool Context::Idle(const Stream& stream) {
   MutexLock lock(&mutex_);
   return stream.queue->idle() && ImplicitDependencies(stream).empty();
@@ -185,12 +204,19 @@ std::shared_ptr<Stream> Context::PerThreadStream() {
   return stream;
 }
 
-std::shared_ptr<Stream> Context::CreateStream(unsigned stream_flags, int priority) {
+std::vector<std::shared_ptr<Stream>> Context::Streams() {
+  MutexLock lock(&mutex_);
+  return streams_;
+}
+
+std::shared_ptr<Stream> Context::CreateStream(unsigned stream_flags, int priority,
+                                              CUgreenCtx green) {
   auto stream = std::make_shared<Stream>();
   stream->id = NewHandleValue();
   stream->context = weak_from_this();
   stream->flags = stream_flags;
   stream->priority = priority;
+  stream->green = green;
   MutexLock lock(&mutex_);
   streams_.push_back(stream);
   return stream;

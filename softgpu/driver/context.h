@@ -2,8 +2,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cuda.h>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,7 +42,8 @@ struct Stream : std::enable_shared_from_this<Stream> {
   unsigned flags = CU_STREAM_DEFAULT;
   int priority = 0;
   bool legacy = false;
-  bool destroyed = false;  // guarded by the context's mutex
+  CUgreenCtx green = nullptr;  // that it was made for
+  bool destroyed = false;      // guarded by the context's mutex
 
   Mutex attributes_mutex;
   std::map<int, CUstreamAttrValue> attributes ABSL_GUARDED_BY(attributes_mutex);
@@ -80,16 +83,19 @@ struct Event {
   std::atomic<bool> was_captured{false};  // whether `captured` may be set, without a lock
 };
 
-// Text that kernels printed and that has not reached stdout yet.
+// Text that kernels printed and that has not reached stdout yet. A ring: where what was printed is
+// more than the limit (CU_LIMIT_PRINTF_FIFO_SIZE), the oldest lines are lost.
 class PrintfBuffer {
  public:
-  void Append(absl::string_view text);
+  // What one printf of a thread gave. At most `limit` bytes are kept, and always this one.
+  void Append(absl::string_view text, size_t limit);
   // Writes what there is to the process's stdout, in order. Called where CUDA flushes.
   void Flush();
 
  private:
   Mutex mutex_;
-  std::string text_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> texts_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // What work on a stream does; its error makes the context fail (see Context::Fail).
@@ -106,6 +112,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<unsigned> flags;
   std::atomic<int> cache_config{CU_FUNC_CACHE_PREFER_NONE};
   PrintfBuffer printf_buffer;
+  // Ends kernels of the context that run when it is destroyed (InterruptLaunches).
+  std::atomic<bool> interrupted{false};
 
   // The first error of work that ran on the device. It stays: every later call of the context
   // gives it, and work that is still queued is skipped.
@@ -132,6 +140,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // Waits for what was queued on `stream` so far, flushes printf, returns the context's error.
   absl::Status Synchronize(Stream& stream);
   absl::Status SynchronizeAll();
+  // Waits for all that was queued so far, but no longer than `patience`. Whether it has run.
+  bool SynchronizeAllFor(std::chrono::milliseconds patience);
   // Whether all that was queued on `stream` so far has run.
   bool Idle(const Stream& stream);
 
@@ -140,7 +150,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Stream> PerThreadStream();
   // The thread of that number has ended, and its default stream with it.
   void ForgetThread(uint64_t thread);
-  std::shared_ptr<Stream> CreateStream(unsigned stream_flags, int priority);
+  std::shared_ptr<Stream> CreateStream(unsigned stream_flags, int priority,
+                                       CUgreenCtx green = nullptr);
+  // All that have a handle or unfinished work, but for the legacy one.
+  std::vector<std::shared_ptr<Stream>> Streams();
   // The stream takes no new work; what is queued still runs.
   void ForgetStream(const std::shared_ptr<Stream>& stream);
 

@@ -225,22 +225,33 @@ TEST_F(ContextTest, AFailedContextSkipsWhatIsQueued) {
   EXPECT_FALSE(ran);
 }
 
-TEST_F(ContextTest, DestroyingSkipsWhatIsQueued) {
+TEST_F(ContextTest, DestroyingWaitsForWhatIsQueued) {
   CUcontext own = nullptr;
   ASSERT_SUCCESS(cuCtxCreate(&own, nullptr, 0, 0));
   std::atomic<int> ran{0};
-  Gate started;
   const CUfunction slow = Load("slow", [&](const LaunchConfig&) {
-    started.Open();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     ++ran;
     return absl::OkStatus();
   });
-  for (int i = 0; i < 100; ++i) EXPECT_SUCCESS(Launch(slow));
-  EXPECT_TRUE(started.Pass());
+  for (int i = 0; i < 5; ++i) EXPECT_SUCCESS(Launch(slow));
   EXPECT_SUCCESS(cuCtxDestroy(own));
-  EXPECT_LT(ran, 10);
+  EXPECT_EQ(ran, 5);
   EXPECT_CU(CUDA_ERROR_INVALID_HANDLE, Launch(slow));
+}
+
+TEST_F(ContextTest, DestroyingEndsWhatDoesNotEndAndSkipsTheRest) {
+  CUcontext own = nullptr;
+  ASSERT_SUCCESS(cuCtxCreate(&own, nullptr, 0, 0));
+  std::atomic<int> ran{0};
+  const CUfunction endless = Load("endless", [&](const LaunchConfig& config) {
+    ++ran;
+    while (!*config.interrupted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return CudaError(CUDA_ERROR_LAUNCH_FAILED, "interrupted");
+  });
+  for (int i = 0; i < 3; ++i) EXPECT_SUCCESS(Launch(endless));
+  EXPECT_SUCCESS(cuCtxDestroy(own));
+  EXPECT_EQ(ran, 1);
 }
 
 }  // namespace

@@ -88,6 +88,10 @@ CUresult DestroyContext(const char* call, CUcontext handle) {
     }
     const std::shared_ptr<Context> context = driver.contexts.Find(handle);
     if (context == nullptr) return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no such context");
+    if (context->primary) {
+      return CudaError(CUDA_ERROR_INVALID_CONTEXT,
+                       "a green context is destroyed by cuGreenCtxDestroy");
+    }
     driver.DestroyContext(context);
     // On the calling thread the context is popped; on others it stays, as a destroyed one.
     std::vector<CUcontext>& stack = CurrentContextStack();

@@ -44,6 +44,39 @@ absl::Status ActiveBlocks(Driver& driver, int* out, CUfunction handle, int block
   return absl::OkStatus();
 }
 
+// How many clusters of the launch in `config` the card holds at once: as many as its blocks make.
+absl::StatusOr<int> ActiveClusters(Driver& driver, const Function& function,
+                                   const CUlaunchConfig& config, uint64_t cluster_blocks) {
+  const uint64_t threads = uint64_t{config.blockDimX} * config.blockDimY * config.blockDimZ;
+  if (threads == 0 || threads > kMaxThreadsPerBlock) {
+    return InvalidValue(absl::StrCat("blocks of ", threads, " threads"));
+  }
+  const int blocks = ActiveBlocksPerMultiprocessor(function.info, static_cast<int>(threads),
+                                                   config.sharedMemBytes);
+  return static_cast<int>(static_cast<uint64_t>(blocks) *
+                          driver.config().devices[function.device].multiprocessors /
+                          cluster_blocks);
+}
+
+// The cluster that `config`, or else the kernel, asks for: how many blocks it has.
+absl::StatusOr<uint64_t> ClusterBlocksOf(const Function& function, const CUlaunchConfig& config) {
+  Dim3 cluster = RequiredCluster(function.info, *function.settings);
+  if (config.numAttrs > 0) RETURN_IF_NULL(config.attrs);
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
+    const auto& dim = config.attrs[i].value.clusterDim;
+    cluster = {dim.x, dim.y, dim.z};
+  }
+  const uint64_t blocks = uint64_t{cluster.x} * cluster.y * cluster.z;
+  const uint64_t limit = MaxClusterBlocks(function.info, *function.settings);
+  if (blocks == 0 || blocks > limit) {
+    return CudaError(CUDA_ERROR_INVALID_CLUSTER_SIZE,
+                     absl::StrCat("kernel ", function.info.name, ": clusters of ", blocks,
+                                  " blocks; 1 to ", limit));
+  }
+  return blocks;
+}
+
 // The largest block that reaches the highest occupancy, found by trying all multiples of a warp.
 absl::Status PotentialBlockSize(Driver& driver, Context& context, int* min_grid, int* block,
                                 CUfunction handle, CUoccupancyB2DSize shared_of_block,
@@ -256,4 +289,36 @@ CU_API CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunctio
             std::max(0, std::min(share, MaxDynamicSharedBytes(info, *function->settings))));
         return absl::OkStatus();
       });
+}
+
+CU_API CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfunction handle,
+                                                   const CUlaunchConfig* config) {
+  return WithContext(
+      "cuOccupancyMaxPotentialClusterSize", [&](Driver& driver, Context&) -> absl::Status {
+        RETURN_IF_NULL(size);
+        RETURN_IF_NULL(config);
+        ASSIGN_OR_RETURN(const std::shared_ptr<Function> function, driver.FindFunction(handle));
+        int most = static_cast<int>(MaxClusterBlocks(function->info, *function->settings));
+        // Sizes are powers of two, as far as the card holds one of them.
+        while (most > 1) {
+          ASSIGN_OR_RETURN(const int clusters,
+                           ActiveClusters(driver, *function, *config, static_cast<uint64_t>(most)));
+          if (clusters > 0) break;
+          most /= 2;
+        }
+        *size = most;
+        return absl::OkStatus();
+      });
+}
+
+CU_API CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction handle,
+                                             const CUlaunchConfig* config) {
+  return WithContext("cuOccupancyMaxActiveClusters", [&](Driver& driver, Context&) -> absl::Status {
+    RETURN_IF_NULL(clusters);
+    RETURN_IF_NULL(config);
+    ASSIGN_OR_RETURN(const std::shared_ptr<Function> function, driver.FindFunction(handle));
+    ASSIGN_OR_RETURN(const uint64_t blocks, ClusterBlocksOf(*function, *config));
+    ASSIGN_OR_RETURN(*clusters, ActiveClusters(driver, *function, *config, blocks));
+    return absl::OkStatus();
+  });
 }

@@ -19,10 +19,22 @@ absl::StatusOr<std::shared_ptr<LinkState>> FindState(Driver& driver, CUlinkState
 
 absl::Status AddTexts(LinkState& state, const absl::StatusOr<std::vector<std::string>>& texts,
                       absl::string_view name) {
-  if (!texts.ok()) return texts.status();
+  // What is wrong with an input is said at once, in the log that the program asked for.
+  const auto fail = [&](const absl::Status& status, absl::string_view log) {
+    state.options.WriteLogs(absl::StrCat("error: input ", name, ": ", log), 0);
+    return status;
+  };
+  if (!texts.ok()) return fail(texts.status(), texts.status().message());
   // The device runtime is built in; any other machine code cannot be run.
   if (texts->empty() && !absl::StrContains(name, "cudadevrt")) {
-    return CudaError(CUDA_ERROR_NO_BINARY_FOR_GPU, absl::StrCat("input ", name, " holds no PTX"));
+    return fail(
+        CudaError(CUDA_ERROR_NO_BINARY_FOR_GPU, absl::StrCat("input ", name, " holds no PTX")),
+        "holds no PTX");
+  }
+  if (!texts->empty()) {
+    std::string log;
+    const absl::Status linked = LinkProgram(*texts, &log).status();
+    if (!linked.ok()) return fail(linked, log);
   }
   MutexLock lock(&state.mutex);
   state.texts.insert(state.texts.end(), texts->begin(), texts->end());

@@ -94,12 +94,6 @@ CUresult Do_cuStreamGetCtx(const char* call, NullStream null, CUstream handle, C
   return GetContextOfStream(call, null, handle, out);
 }
 
-CUresult Do_cuStreamGetCtx_v2(const char* call, NullStream null, CUstream handle, CUcontext* out,
-                              CUgreenCtx* green) {
-  if (green != nullptr) *green = nullptr;
-  return GetContextOfStream(call, null, handle, out);
-}
-
 CUresult Do_cuStreamQuery(const char* call, NullStream null, CUstream handle) {
   return WithStream(call, null, handle,
                     [&](Driver&, Context& context, Stream& stream) -> absl::Status {
@@ -201,8 +195,6 @@ CU_API_TWINS(cuStreamGetFlags, _ptsz, (CUstream stream, unsigned* flags), stream
 CU_API_TWINS(cuStreamGetId, _ptsz, (CUstream stream, unsigned long long* id), stream, id);
 CU_API_TWINS(cuStreamGetDevice, _ptsz, (CUstream stream, CUdevice* device), stream, device);
 CU_API_TWINS(cuStreamGetCtx, _ptsz, (CUstream stream, CUcontext* context), stream, context);
-CU_API_TWINS(cuStreamGetCtx_v2, _ptsz, (CUstream stream, CUcontext* context, CUgreenCtx* green),
-             stream, context, green);
 CU_API_TWINS(cuStreamQuery, _ptsz, (CUstream stream), stream);
 CU_API_TWINS(cuStreamSynchronize, _ptsz, (CUstream stream), stream);
 CU_API_TWINS(cuStreamWaitEvent, _ptsz, (CUstream stream, CUevent event, unsigned flags), stream,

@@ -18,6 +18,7 @@
 #include "softgpu/driver/array.h"
 #include "softgpu/driver/compiler_standins.h"
 #include "softgpu/driver/export_table_host.h"
+#include "softgpu/driver/green_context.h"
 #include "softgpu/driver/texture_object.h"
 #include "softgpu/runtime/device_window.h"
 #include "softgpu/runtime/work_queue.h"
@@ -27,6 +28,10 @@ namespace {
 
 // How long the end of the process waits for kernels that still run.
 constexpr std::chrono::milliseconds kExitPatience{2000};
+
+// How long a context that is destroyed waits for what was queued. A card's driver waits too: what a
+// short kernel prints still comes out.
+constexpr std::chrono::milliseconds kDestroyPatience{5000};
 
 std::atomic<Driver*> live_driver{nullptr};
 // Set in a child that was forked after cuInit: threads and locks of the parent are gone, so nothing
@@ -173,12 +178,15 @@ std::shared_ptr<Context> Driver::CreateContext(CUcontext handle, int device, uns
 }
 
 void Driver::DestroyContext(const std::shared_ptr<Context>& context) {
+  const bool ended = context->SynchronizeAllFor(kDestroyPatience);
   context->Cancel();
+  if (!ended) InterruptLaunches(&context->interrupted);
   // The error of a failed context has been reported by now, or nobody asks for it any more.
   (void)context->SynchronizeAll();
   // Libraries clean up what they attached to the context while its handle is still valid.
   driver_abi::DestroyContextStorage(context->handle);
-  contexts.Remove(context->handle);
+  // Green contexts know it by other handles.
+  contexts.RemoveIf([&](const Context& other) { return &other == context.get(); });
 
   const auto belongs = [&](const auto& object) { return object.context.lock() == context; };
   streams.RemoveIf(belongs);
@@ -193,8 +201,9 @@ void Driver::DestroyContext(const std::shared_ptr<Context>& context) {
     MutexLock lock(&library->mutex);
     library->modules.erase(context->id);
   }
-  // A call that was under way in another thread may have queued more since.
+  // A call that was under way in another thread may have queued more since; none of it runs.
   (void)context->SynchronizeAll();
+  ReleaseHeap(context->id);
   memory.FreeContext(context->id);
   registered.RemoveContext(context->id);
 }

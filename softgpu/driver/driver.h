@@ -27,6 +27,8 @@ inline constexpr int kDriverVersion = 13000;
 struct Array;
 struct Capture;
 struct Graph;
+struct GreenContext;
+struct ResourceDescription;
 class GraphExec;
 struct GraphNode;
 struct LinkState;
@@ -64,6 +66,8 @@ class Driver {
   HostRegistry registered;
   ManagedRanges managed;
   HandleTable<Context, CUcontext> contexts;
+  HandleTable<GreenContext, CUgreenCtx> green_contexts;
+  HandleTable<ResourceDescription, CUdevResourceDesc> resource_descriptions;
   HandleTable<Stream, CUstream> streams;
   HandleTable<Event, CUevent> events;
   HandleTable<Module, CUmodule> modules;
@@ -101,7 +105,8 @@ class Driver {
 
   std::shared_ptr<Context> CreateContext(CUcontext handle, int device, unsigned flags,
                                          bool primary);
-  // Ends what runs in the context, then frees all that belongs to it.
+  // Waits a little for what was queued in the context, ends what runs on, then frees all that
+  // belongs to it.
   void DestroyContext(const std::shared_ptr<Context>& context);
 
   // Resolves a stream argument; `context` is current. NULL means what `per_thread` says.

@@ -12,6 +12,7 @@ namespace {
 
 // Granularities in which current cards deal out registers (per warp) and shared memory.
 constexpr int kRegisterUnit = 256;
+constexpr int kQuarters = 4;
 constexpr size_t kSharedUnit = 128;
 
 int MaxThreads(const KernelInfo& info) {
@@ -32,6 +33,21 @@ int MaxDynamicSharedBytes(const KernelInfo& info, const FunctionSettings& settin
   const int set = settings.max_dynamic_shared_bytes;
   if (set >= 0) return set;
   return std::max(0, kSharedBytesPerBlock - static_cast<int>(info.static_shared_bytes));
+}
+
+Dim3 RequiredCluster(const KernelInfo& info, const FunctionSettings& settings) {
+  if (info.cluster.x != 0) return info.cluster;
+  const Dim3 set = {static_cast<uint32_t>(settings.cluster[0].load()),
+                    static_cast<uint32_t>(settings.cluster[1].load()),
+                    static_cast<uint32_t>(settings.cluster[2].load())};
+  if (set.x == 0 && set.y == 0 && set.z == 0) return set;
+  return {std::max(set.x, 1u), std::max(set.y, 1u), std::max(set.z, 1u)};
+}
+
+uint32_t MaxClusterBlocks(const KernelInfo& info, const FunctionSettings& settings) {
+  const uint32_t limit =
+      settings.non_portable_cluster_size != 0 ? kMaxNonPortableClusterBlocks : kMaxClusterBlocks;
+  return info.max_cluster_blocks != 0 ? std::min(limit, info.max_cluster_blocks) : limit;
 }
 
 absl::StatusOr<int> GetFunctionAttribute(const KernelInfo& info, const FunctionSettings& settings,
@@ -61,13 +77,16 @@ absl::StatusOr<int> GetFunctionAttribute(const KernelInfo& info, const FunctionS
       return settings.preferred_carveout.load();
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
       return settings.non_portable_cluster_size.load();
-    // No clusters: no size is set, required or preferred.
     case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET:
+      return info.needs_cluster ? 1 : 0;
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
+      return static_cast<int>(RequiredCluster(info, settings).x);
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
+      return static_cast<int>(RequiredCluster(info, settings).y);
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+      return static_cast<int>(RequiredCluster(info, settings).z);
     case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      return 0;
+      return settings.cluster_scheduling.load();
     default:
       return CudaError(CUDA_ERROR_INVALID_VALUE,
                        absl::StrCat("function attribute ", static_cast<int>(attribute)));
@@ -99,9 +118,28 @@ absl::Status SetFunctionAttribute(const KernelInfo& info, FunctionSettings& sett
       return absl::OkStatus();
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: {
+      if (info.cluster.x != 0) {
+        // As cuda.h says: what the kernel was compiled with cannot be changed.
+        return CudaError(CUDA_ERROR_NOT_PERMITTED,
+                         absl::StrCat("kernel ", info.name, ": its clusters are of ",
+                                      info.cluster.x, "x", info.cluster.y, "x", info.cluster.z));
+      }
+      if (value < 0 || value > kMaxNonPortableClusterBlocks) {
+        return CudaError(CUDA_ERROR_INVALID_VALUE,
+                         absl::StrCat("kernel ", info.name, ": a cluster side of ", value,
+                                      " blocks; 0 to ", kMaxNonPortableClusterBlocks));
+      }
+      settings.cluster[attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH] = value;
+      return absl::OkStatus();
+    }
     case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      return CudaError(CUDA_ERROR_NOT_SUPPORTED, "clusters");
+      if (value < CU_CLUSTER_SCHEDULING_POLICY_DEFAULT ||
+          value > CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING) {
+        return CudaError(CUDA_ERROR_INVALID_VALUE, absl::StrCat("scheduling policy ", value));
+      }
+      settings.cluster_scheduling = value;
+      return absl::OkStatus();
     default:
       return CudaError(
           CUDA_ERROR_INVALID_VALUE,
@@ -117,7 +155,10 @@ int ActiveBlocksPerMultiprocessor(const KernelInfo& info, int block_threads,
       std::min(kMaxBlocksPerMultiprocessor, kMaxThreadsPerMultiprocessor / kWarpSize / warps);
   const int registers_per_warp = (std::max(Registers(info), 1) * kWarpSize + kRegisterUnit - 1) /
                                  kRegisterUnit * kRegisterUnit;
-  blocks = std::min(blocks, kRegistersPerMultiprocessor / registers_per_warp / warps);
+  // Each quarter of a multiprocessor has registers of its own.
+  const int warps_with_registers =
+      kRegistersPerMultiprocessor / kQuarters / registers_per_warp * kQuarters;
+  blocks = std::min(blocks, warps_with_registers / warps);
   const size_t shared = info.static_shared_bytes + dynamic_shared_bytes;
   if (shared > static_cast<size_t>(kSharedBytesPerBlockOptIn)) return 0;
   const size_t shared_taken =

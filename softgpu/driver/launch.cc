@@ -25,6 +25,44 @@ bool IsCooperative(const KernelNode& launch) {
   return found != launch.attributes.end() && found->second.cooperative != 0;
 }
 
+// The cluster that the launch or the kernel asks for; zeros if neither does.
+Dim3 ClusterOf(const KernelNode& launch) {
+  const auto found = launch.attributes.find(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+  if (found != launch.attributes.end() && found->second.clusterDim.x != 0) {
+    const auto& dim = found->second.clusterDim;
+    return {dim.x, dim.y, dim.z};
+  }
+  return RequiredCluster(launch.function->info, *launch.function->settings);
+}
+
+absl::Status CheckCluster(const KernelNode& launch) {
+  const KernelInfo& info = launch.function->info;
+  const FunctionSettings& settings = *launch.function->settings;
+  const Dim3 cluster = ClusterOf(launch);
+  const auto invalid = [&](absl::string_view what) {
+    return CudaError(CUDA_ERROR_INVALID_CLUSTER_SIZE,
+                     absl::StrCat("kernel ", info.name, ": clusters of ", cluster.x, "x", cluster.y,
+                                  "x", cluster.z, " blocks: ", what));
+  };
+  if (cluster.x == 0) return info.needs_cluster ? invalid("the launch must say") : absl::OkStatus();
+  const Dim3 required = RequiredCluster(info, settings);
+  if (required.x != 0 &&
+      (required.x != cluster.x || required.y != cluster.y || required.z != cluster.z)) {
+    return invalid(
+        absl::StrCat("the kernel requires ", required.x, "x", required.y, "x", required.z));
+  }
+  const uint64_t limit = MaxClusterBlocks(info, settings);
+  if (Count(cluster) == 0 || Count(cluster) > limit) {
+    return invalid(absl::StrCat("at most ", limit));
+  }
+  if (launch.grid.x % cluster.x != 0 || launch.grid.y % cluster.y != 0 ||
+      launch.grid.z % cluster.z != 0) {
+    return invalid(
+        absl::StrCat("the grid is ", launch.grid.x, "x", launch.grid.y, "x", launch.grid.z));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<char>> CollectParams(const KernelInfo& info,
                                                 const LaunchRequest& request) {
   std::vector<char> block(info.param_bytes, 0);
@@ -89,6 +127,7 @@ absl::Status CheckLaunch(Driver& driver, const KernelNode& launch) {
     return Invalid(absl::StrCat("kernel ", info.name, ": ", launch.shared_bytes,
                                 " bytes of dynamic shared memory; at most ", shared_limit));
   }
+  RETURN_IF_ERROR(CheckCluster(launch));
   if (IsCooperative(launch)) {
     const int multiprocessors = driver.config().devices[function.device].multiprocessors;
     const uint64_t together = static_cast<uint64_t>(ActiveBlocksPerMultiprocessor(
@@ -111,6 +150,12 @@ absl::StatusOr<KernelNode> PrepareLaunch(Driver& driver, std::shared_ptr<Functio
   launch.block = request.block;
   launch.shared_bytes = request.shared_bytes;
   launch.attributes = request.attributes;
+  const KernelInfo& info = launch.function->info;
+  if (info.blocks_are_clusters) {
+    launch.grid.x *= std::max(info.cluster.x, 1u);
+    launch.grid.y *= std::max(info.cluster.y, 1u);
+    launch.grid.z *= std::max(info.cluster.z, 1u);
+  }
   RETURN_IF_ERROR(CheckLaunch(driver, launch));
   ASSIGN_OR_RETURN(launch.params, CollectParams(launch.function->info, request));
   return launch;
@@ -129,20 +174,24 @@ absl::Status RunKernel(Driver& driver, const KernelNode& launch) {
   config.block = launch.block;
   config.dynamic_shared_bytes = launch.shared_bytes;
   config.cooperative = IsCooperative(launch);
+  if (const Dim3 cluster = ClusterOf(launch); cluster.x != 0) {
+    config.cluster = cluster;
+    config.explicit_cluster = true;
+  }
   config.params = launch.params;
   ASSIGN_OR_RETURN(config.heap_bytes, context->GetLimit(CU_LIMIT_MALLOC_HEAP_SIZE));
-  config.printf_sink = [&context](absl::string_view text) { context->printf_buffer.Append(text); };
+  config.heap = context->id;
+  ASSIGN_OR_RETURN(config.stack_bytes, context->GetLimit(CU_LIMIT_STACK_SIZE));
+  ASSIGN_OR_RETURN(const size_t printf_bytes, context->GetLimit(CU_LIMIT_PRINTF_FIFO_SIZE));
+  config.printf_sink = [&context, printf_bytes](absl::string_view text) {
+    context->printf_buffer.Append(text, printf_bytes);
+  };
+  config.interrupted = &context->interrupted;
   return function.program->Launch(function.index, config);
 }
 
 absl::Status CheckLaunchAttribute(CUlaunchAttributeID id, const CUlaunchAttributeValue& value) {
   switch (id) {
-    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: {
-      const auto& dim = value.clusterDim;
-      if (dim.x <= 1 && dim.y <= 1 && dim.z <= 1) return absl::OkStatus();
-      return CudaError(CUDA_ERROR_NOT_SUPPORTED,
-                       absl::StrCat("clusters of ", dim.x, "x", dim.y, "x", dim.z, " blocks"));
-    }
     case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
       if (value.deviceUpdatableKernelNode.deviceUpdatable == 0) return absl::OkStatus();
       return CudaError(CUDA_ERROR_NOT_SUPPORTED, "kernel nodes that the device updates");
@@ -151,6 +200,7 @@ absl::Status CheckLaunchAttribute(CUlaunchAttributeID id, const CUlaunchAttribut
     case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
     case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
     case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
     case CU_LAUNCH_ATTRIBUTE_IGNORE:
     case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
     case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:

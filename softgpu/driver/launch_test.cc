@@ -164,12 +164,113 @@ TEST_F(LaunchTest, ExtendedLaunches) {
   EXPECT_EQ(seen_.grid.x, 4u);
   attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
   attributes[1].value.clusterDim = {2, 1, 1};
-  EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED, cuLaunchKernelEx(&config, function_, values_, nullptr));
+  ASSERT_SUCCESS(cuLaunchKernelEx(&config, function_, values_, nullptr));
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(seen_.cluster.x, 2u);
+  EXPECT_TRUE(seen_.explicit_cluster);
   attributes[1].id = static_cast<CUlaunchAttributeID>(77);
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuLaunchKernelEx(&config, function_, values_, nullptr));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuLaunchKernelEx(nullptr, function_, values_, nullptr));
   config.attrs = nullptr;
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuLaunchKernelEx(&config, function_, values_, nullptr));
+}
+
+class ClusterLaunchTest : public LaunchTest {
+ protected:
+  // Launches 16 blocks in clusters of that shape.
+  CUresult LaunchClusters(CUfunction function, unsigned x, unsigned y = 1, unsigned z = 1) {
+    Prepare(x, y, z);
+    return cuLaunchKernelEx(&config_, function, values_, nullptr);
+  }
+  void Prepare(unsigned x, unsigned y, unsigned z) {
+    attribute_.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute_.value.clusterDim = {x, y, z};
+    config_ = {};
+    config_.gridDimX = 16;
+    config_.gridDimY = config_.gridDimZ = 1;
+    config_.blockDimX = 1024;
+    config_.blockDimY = config_.blockDimZ = 1;
+    config_.attrs = &attribute_;
+    config_.numAttrs = 1;
+  }
+  CUlaunchAttribute attribute_ = {};
+  CUlaunchConfig config_ = {};
+};
+
+TEST_F(ClusterLaunchTest, SizesAreChecked) {
+  EXPECT_SUCCESS(LaunchClusters(function_, 8));
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE, LaunchClusters(function_, 16));
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE, LaunchClusters(function_, 3));  // of 16 blocks
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE, LaunchClusters(function_, 2, 2));
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE, LaunchClusters(function_, 2, 0));
+  ASSERT_SUCCESS(
+      cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1));
+  EXPECT_SUCCESS(LaunchClusters(function_, 16));
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE, LaunchClusters(function_, 32));
+}
+
+TEST_F(ClusterLaunchTest, WhatTheKernelRequires) {
+  KernelInfo info = FakeKernelInfo("clustered", {8, 1, 4});
+  info.cluster = {2, 1, 1};
+  info.needs_cluster = true;
+  info.max_cluster_blocks = 4;
+  const auto body = [this](const LaunchConfig& config) {
+    seen_ = config;
+    return absl::OkStatus();
+  };
+  const CUfunction function = Load(info, body);
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE, LaunchClusters(function, 4));
+  EXPECT_SUCCESS(LaunchClusters(function, 2));
+  EXPECT_SUCCESS(cuLaunchKernel(function, 4, 1, 1, 1, 1, 1, 0, nullptr, values_, nullptr));
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(seen_.cluster.x, 2u);
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE,
+            cuLaunchKernel(function, 3, 1, 1, 1, 1, 1, 0, nullptr, values_, nullptr));
+  int value = 0;
+  EXPECT_SUCCESS(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, function));
+  EXPECT_EQ(value, 2);
+  EXPECT_CU(CUDA_ERROR_NOT_PERMITTED,
+            cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, 4));
+  info = FakeKernelInfo("any_cluster", {8, 1, 4});
+  info.needs_cluster = true;
+  info.max_cluster_blocks = 4;
+  const CUfunction any = Load(info, body);
+  EXPECT_SUCCESS(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET, any));
+  EXPECT_EQ(value, 1);
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE,
+            cuLaunchKernel(any, 4, 1, 1, 1, 1, 1, 0, nullptr, values_, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE, LaunchClusters(any, 8));
+  EXPECT_SUCCESS(LaunchClusters(any, 4));
+  // Set by the program, for every launch.
+  EXPECT_SUCCESS(cuFuncSetAttribute(any, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, 4));
+  EXPECT_SUCCESS(cuLaunchKernel(any, 8, 1, 1, 1, 1, 1, 0, nullptr, values_, nullptr));
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(seen_.cluster.x, 4u);
+  // A grid that counts clusters.
+  info = FakeKernelInfo("counts_clusters", {8, 1, 4});
+  info.cluster = {2, 2, 1};
+  info.blocks_are_clusters = true;
+  EXPECT_SUCCESS(cuLaunchKernel(Load(info, body), 3, 1, 1, 1, 1, 1, 0, nullptr, values_, nullptr));
+  ASSERT_SUCCESS(cuCtxSynchronize());
+  EXPECT_EQ(seen_.grid.x, 6u);
+  EXPECT_EQ(seen_.grid.y, 2u);
+}
+
+TEST_F(ClusterLaunchTest, Occupancy) {
+  int clusters = -1;
+  Prepare(4, 1, 1);
+  // Four multiprocessors of two such blocks each.
+  EXPECT_SUCCESS(cuOccupancyMaxActiveClusters(&clusters, function_, &config_));
+  EXPECT_EQ(clusters, 2);
+  Prepare(16, 1, 1);
+  EXPECT_CU(CUDA_ERROR_INVALID_CLUSTER_SIZE,
+            cuOccupancyMaxActiveClusters(&clusters, function_, &config_));
+  EXPECT_SUCCESS(cuOccupancyMaxPotentialClusterSize(&clusters, function_, &config_));
+  EXPECT_EQ(clusters, 8);
+  config_.sharedMemBytes = 200 << 10;
+  EXPECT_SUCCESS(cuOccupancyMaxPotentialClusterSize(&clusters, function_, &config_));
+  EXPECT_EQ(clusters, 4);
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuOccupancyMaxActiveClusters(nullptr, function_, &config_));
 }
 
 TEST_F(LaunchTest, CooperativeGridsMustFit) {
@@ -222,6 +323,37 @@ TEST_F(LaunchTest, Occupancy) {
   EXPECT_SUCCESS(cuOccupancyAvailableDynamicSMemPerBlock(&bytes, function_, 8, 256));
   EXPECT_GT(bytes, 20u << 10);
   EXPECT_LE(bytes, 28u << 10);
+}
+
+// Worked out by hand from the published limits of capability 9.0: 64 warps, 32 blocks, 65536
+// registers in four quarters and units of 256 per warp, 228 KiB of shared memory in units of 128
+// bytes and 1 KiB more per block.
+TEST_F(LaunchTest, OccupancyTable) {
+  struct Row {
+    unsigned registers;
+    int threads;
+    unsigned shared;
+    int blocks;
+  };
+  constexpr Row kRows[] = {
+      {16, 1024, 0, 2},        {32, 1024, 0, 2},       {33, 1024, 0, 1},    {64, 1024, 0, 1},
+      {32, 256, 0, 8},         {40, 256, 0, 6},        {40, 96, 0, 16},     {128, 256, 0, 2},
+      {255, 32, 0, 8},         {168, 128, 0, 3},       {32, 32, 0, 32},     {32, 64, 0, 32},
+      {32, 48, 0, 32},         {32, 512, 0, 4},        {24, 192, 0, 10},    {32, 128, 48 << 10, 4},
+      {32, 128, 49153, 4},     {32, 128, 56 << 10, 4}, {32, 128, 58240, 3}, {32, 128, 227 << 10, 1},
+      {32, 128, 112 << 10, 2},
+  };
+  for (const Row& row : kRows) {
+    KernelInfo info = FakeKernelInfo("occupancy", {});
+    info.registers = row.registers;
+    info.max_threads_per_block = static_cast<uint32_t>(std::max(row.threads, 1));
+    const CUfunction function = Load(info, [](const LaunchConfig&) { return absl::OkStatus(); });
+    int blocks = -1;
+    EXPECT_SUCCESS(
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, row.threads, row.shared));
+    EXPECT_EQ(blocks, row.blocks) << row.registers << " registers, " << row.threads << " threads, "
+                                  << row.shared << " bytes";
+  }
 }
 
 TEST_F(LaunchTest, PrintfComesOutWhereTheProgramSynchronises) {

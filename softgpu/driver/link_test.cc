@@ -57,11 +57,13 @@ TEST_F(LinkTest, ErrorsGoToTheLogOfTheLink) {
   CUlinkState state = nullptr;
   ASSERT_SUCCESS(cuLinkCreate(2, options, values, &state));
   char text[] = ".version 9.0\n.error unresolved\n";
-  EXPECT_SUCCESS(
-      cuLinkAddData(state, CU_JIT_INPUT_PTX, text, sizeof(text), "bad", 0, nullptr, nullptr));
-  void* image = nullptr;
-  EXPECT_CU(CUDA_ERROR_INVALID_PTX, cuLinkComplete(state, &image, nullptr));
-  EXPECT_THAT(std::string(log), ::testing::HasSubstr("unresolved"));
+  EXPECT_CU(CUDA_ERROR_INVALID_PTX, cuLinkAddData(state, CU_JIT_INPUT_PTX, text, sizeof(text),
+                                                  "bad.ptx", 0, nullptr, nullptr));
+  EXPECT_EQ(std::string(log), "error: input bad.ptx: unresolved\n");
+  char object[] = "object";
+  EXPECT_CU(CUDA_ERROR_NO_BINARY_FOR_GPU,
+            cuLinkAddData(state, CU_JIT_INPUT_OBJECT, object, 6, "x.o", 0, nullptr, nullptr));
+  EXPECT_EQ(std::string(log), "error: input x.o: holds no PTX");
 }
 
 TEST_F(LinkTest, RefusesWhatItCannotLink) {

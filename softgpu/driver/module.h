@@ -32,6 +32,8 @@ struct FunctionSettings {
   std::atomic<int> max_dynamic_shared_bytes{-1};
   std::atomic<int> preferred_carveout{-1};
   std::atomic<int> non_portable_cluster_size{0};
+  std::atomic<int> cluster[3] = {0, 0, 0};  // required; 0: not set
+  std::atomic<int> cluster_scheduling{0};
 };
 
 // A kernel in a module of one context (CUfunction).

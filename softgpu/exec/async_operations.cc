@@ -64,11 +64,34 @@ uint64_t ChangeObject(uint64_t address, const Change& change) {
   }
 }
 
+}  // namespace
+
 void CompleteBytes(uint64_t address, uint64_t bytes) {
   ChangeObject(address, [&](Phase* p) {
     p->bytes -= static_cast<int64_t>(bytes);
     p->CompleteIfDone();
   });
+}
+
+uint64_t AddressInBlock(uint64_t address, int rank) {
+  constexpr uint64_t kOffsetMask = (uint64_t{1} << kClusterShift) - 1;
+  return static_cast<uint64_t>(rank + 1) << kClusterShift | (address & kOffsetMask);
+}
+
+namespace {
+
+void MulticastCopy(const OperationCall& call, int lane, uint64_t bytes) {
+  const uint64_t from = PlainAddress(call, lane, (call.code & kFromShared) != 0,
+                                     call.slots.Of<uint64_t>(1)[lane], bytes, 16);
+  for (uint32_t rest = call.slots.Of<uint16_t>(4)[lane]; rest != 0; rest &= rest - 1) {
+    const int rank = std::countr_zero(rest);
+    const uint64_t to = PlainAddress(
+        call, lane, true, AddressInBlock(call.slots.Of<uint64_t>(0)[lane], rank), bytes, 16);
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    CompleteBytes(PlainAddress(call, lane, true,
+                               AddressInBlock(call.slots.Of<uint64_t>(3)[lane], rank), 8, 8),
+                  bytes);
+  }
 }
 
 }  // namespace
@@ -99,6 +122,7 @@ void BulkCopy(const OperationCall& call) {
           absl::StrFormat("%s, %s, PTX line %u: a copy of %u bytes, not a multiple of 16",
                           Where(call.context), ThreadOf(call.context, lane), call.line, bytes));
     }
+    if ((call.code & kMulticast) != 0) return MulticastCopy(call, lane, bytes);
     const uint64_t to = PlainAddress(call, lane, (call.code & kToShared) != 0,
                                      call.slots.Of<uint64_t>(0)[lane], bytes, 16);
     const uint64_t from = PlainAddress(call, lane, (call.code & kFromShared) != 0,
@@ -195,7 +219,7 @@ void BarrierObject(const OperationCall& call) {
   });
 }
 
-void Atomic128(const OperationCall& call) {
+__attribute__((target("cx16"))) void Atomic128(const OperationCall& call) {
   using Word = unsigned __int128;
   const bool exchange = static_cast<AtomicOp>(call.code & 0xff) == AtomicOp::kExchange;
   const auto join = [&](unsigned slot, int lane) {

@@ -171,6 +171,23 @@ TEST(WideAtomicTest, ExchangeAndCompareOf128Bits) {
   }
 }
 
+TEST(WideAccessTest, LoadsAndStoresOf128Bits) {
+  const Result r = RunKernel(R"(
+  ld.global.b128 %w0, [%in]; mov.b128 {%rd3, %rd4}, %w0; add.u64 %rd4, %rd4, 5; mov.b128 %w1, {%rd4, %rd3};
+  setp.ne.u32 %p1, %t, 3; @%p1 st.global.b128 [%out], %w1; @!%p1 ld.relaxed.gpu.global.b128 %w2, [%in];
+  @!%p1 st.release.gpu.global.b128 [%out], %w2;)",
+                             32);
+  ASSERT_OK(r.status);
+  for (uint32_t t = 0; t < 32; ++t) {
+    const uint32_t first = 1000 + 4 * t;
+    const std::vector<uint32_t> expected =
+        t == 3 ? std::vector<uint32_t>{first, first + 1, first + 2, first + 3}
+               : std::vector<uint32_t>{first + 7, first + 3, first, first + 1};
+    EXPECT_EQ(std::vector<uint32_t>(r.out.begin() + 4 * t, r.out.begin() + 4 * t + 4), expected)
+        << t;
+  }
+}
+
 TEST(WideAtomicTest, VectorsOfFloats) {
   const Result r = RunKernel(R"(
   .reg .f32 %f<5>; mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f40000000; ld.param.u64 %out, [out];

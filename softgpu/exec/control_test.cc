@@ -353,6 +353,21 @@ SMALL: mov.u32 %r1, 100; st.param.b32 [r], %r1; ret; }
   for (uint32_t t = 0; t < 32; ++t) EXPECT_EQ(got[t], t < 3 ? 100 : t > 5 ? 4 * t + 1 : 4 * t) << t;
 }
 
+TEST(ControlTest, BranchesByIndex) {
+  const auto got = RunPerThread(PerThread(R"(
+  and.b32 %r1, %t, 3; setp.gt.u32 %p1, %t, 3; mov.u32 %v, 7;
+LIST: .branchtargets A, B, C, B;
+  @%p1 brx.idx %r1, LIST;
+  add.u32 %v, %v, 1000; bra END;
+A: add.u32 %v, %v, 100; bra END;
+B: add.u32 %v, %v, 200; bra END;
+C: add.u32 %v, %v, 300;
+END: add.u32 %v, %v, %t;)"),
+                                {32});
+  constexpr uint32_t kAdds[] = {100, 200, 300, 200};
+  for (uint32_t t = 0; t < 32; ++t) EXPECT_EQ(got[t], 7 + t + (t < 4 ? 1000 : kAdds[t & 3])) << t;
+}
+
 TEST(ControlTest, RecursionRuns) {
   const auto got = RunPerThread(PerThread(R"(
   and.b32 %r1, %t, 7;

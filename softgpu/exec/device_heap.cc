@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
+#include <utility>
 
 #include "softgpu/compiler.h"
 
@@ -13,9 +15,40 @@ constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
 
 }  // namespace
 
-DeviceHeap& DeviceHeap::Get() {
-  static DeviceHeap* const heap = new DeviceHeap;
+namespace {
+
+struct Heaps {
+  Mutex mutex;
+  std::map<uint64_t, std::unique_ptr<DeviceHeap>> by_number ABSL_GUARDED_BY(mutex);
+};
+Heaps& AllHeaps() {
+  static Heaps* const heaps = new Heaps;
+  return *heaps;
+}
+
+}  // namespace
+
+DeviceHeap& DeviceHeap::Of(uint64_t number) {
+  Heaps& heaps = AllHeaps();
+  MutexLock lock(&heaps.mutex);
+  std::unique_ptr<DeviceHeap>& heap = heaps.by_number[number];
+  if (heap == nullptr) heap = std::make_unique<DeviceHeap>();
   return *heap;
+}
+
+void ReleaseHeap(uint64_t number) {
+  Heaps& heaps = AllHeaps();
+  std::unique_ptr<DeviceHeap> ended;
+  MutexLock lock(&heaps.mutex);
+  const auto found = heaps.by_number.find(number);
+  if (found == heaps.by_number.end()) return;
+  ended = std::move(found->second);
+  heaps.by_number.erase(found);
+}
+
+DeviceHeap::~DeviceHeap() {
+  MutexLock lock(&mutex_);
+  for (const auto& [address, bytes] : chunks_) ReleaseWindowRange(address, bytes);
 }
 
 uint64_t DeviceHeap::Allocate(uint64_t bytes, uint64_t limit) {
@@ -28,6 +61,7 @@ uint64_t DeviceHeap::Allocate(uint64_t bytes, uint64_t limit) {
     const uint64_t chunk = (bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
     const uint64_t start = ReserveWindowRange(chunk);
     if (start == 0) return 0;
+    chunks_[start] = chunk;
     Give(start, chunk);
     address = Take(bytes);
   }

@@ -7,11 +7,13 @@
 
 namespace fargpu::softgpu {
 
-// The memory of malloc and free in kernels, one for the process. Lies in the device window; its
-// accounts do not, so that no kernel can spoil them. Any thread.
+// The memory of malloc and free in kernels: one heap for each LaunchConfig::heap. Lies in the
+// device window; its accounts do not, so that no kernel can spoil them. Any thread.
 class DeviceHeap {
  public:
-  static DeviceHeap& Get();
+  // The heap of that number, made when first asked for; there until ReleaseHeap.
+  static DeviceHeap& Of(uint64_t number);
+  ~DeviceHeap();
 
   // Zero if `bytes` is zero, if more than `limit` bytes would be in use, or without room.
   uint64_t Allocate(uint64_t bytes, uint64_t limit);
@@ -25,6 +27,7 @@ class DeviceHeap {
   Mutex mutex_;
   std::map<uint64_t, uint64_t> free_ ABSL_GUARDED_BY(mutex_);  // address -> bytes
   std::map<uint64_t, uint64_t> used_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, uint64_t> chunks_ ABSL_GUARDED_BY(mutex_);  // of the window
   uint64_t bytes_used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "softgpu/exec/launch_failure.h"
+
 namespace fargpu::softgpu {
 namespace {
 
@@ -36,7 +38,8 @@ void Append(std::string* out, const std::string& spec, T value) {
 
 }  // namespace
 
-std::string FormatDevicePrintf(const char* format, const char* arguments, int* count) {
+std::string FormatDevicePrintf(const char* format, const char* arguments, int* count,
+                               uint64_t* outside) {
   std::string out;
   size_t offset = 0;
   *count = 0;
@@ -125,9 +128,12 @@ std::string FormatDevicePrintf(const char* format, const char* arguments, int* c
         break;
       case 's': {
         ++*count;
-        const char* text =
-            reinterpret_cast<const char*>(TakeArgument<uint64_t>(arguments, &offset));
-        if (text == nullptr) text = "(null)";
+        const uint64_t address = TakeArgument<uint64_t>(arguments, &offset);
+        if (address != 0 && !InWindow(address)) {
+          *outside = address;
+          return out;
+        }
+        const char* text = address == 0 ? "(null)" : reinterpret_cast<const char*>(address);
         const size_t limit = precision >= 0 ? static_cast<size_t>(precision) : kMaxString;
         const std::string copy(text, strnlen(text, limit));
         Append(&out, spec + 's', copy.c_str());

@@ -12,16 +12,23 @@
 #define FARGPU_ADDRESS_SANITIZER 1
 #endif
 #endif
+#if defined(__SANITIZE_THREAD__)
+#define FARGPU_THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define FARGPU_THREAD_SANITIZER 1
+#endif
+#endif
 #ifdef FARGPU_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
+#endif
+#ifdef FARGPU_THREAD_SANITIZER
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace fargpu::softgpu {
 namespace {
 
-// Compiled kernels keep vectors of 128 and 256 bytes in their frames: large kernels need much.
-// Only what is touched is ever committed.
-constexpr size_t kStackBytes = size_t{8} << 20;
 constexpr size_t kGuardBytes = size_t{64} << 10;
 
 }  // namespace
@@ -73,40 +80,68 @@ fargpu_fiber_start:
 
 extern "C" void fargpu_fiber_start();
 
-FiberStack::FiberStack() {
-  void* base = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
+FiberStack::FiberStack(size_t bytes) {
+  void* base = mmap(nullptr, kGuardBytes + bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (base == MAP_FAILED) return;
   if (mprotect(base, kGuardBytes, PROT_NONE) != 0) {
-    munmap(base, kGuardBytes + kStackBytes);
+    munmap(base, kGuardBytes + bytes);
     return;
   }
   base_ = static_cast<char*>(base);
+  bytes_ = bytes;
 }
 
 FiberStack::~FiberStack() {
-  if (base_ != nullptr) munmap(base_, kGuardBytes + kStackBytes);
+#ifdef FARGPU_THREAD_SANITIZER
+  if (tracked_ != nullptr) __tsan_destroy_fiber(tracked_);
+#endif
+  if (base_ != nullptr) munmap(base_, kGuardBytes + bytes_);
 }
 
-FiberStack::FiberStack(FiberStack&& other) noexcept : base_(std::exchange(other.base_, nullptr)) {}
+FiberStack::FiberStack(FiberStack&& other) noexcept
+    : base_(std::exchange(other.base_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      tracked_(std::exchange(other.tracked_, nullptr)) {}
 FiberStack& FiberStack::operator=(FiberStack&& other) noexcept {
   std::swap(base_, other.base_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(tracked_, other.tracked_);
   return *this;
 }
-
-size_t FiberStack::size() const { return kGuardBytes + kStackBytes; }
 
 bool FiberStack::InGuard(const void* address) const {
   const char* at = static_cast<const char*>(address);
   return base_ != nullptr && at >= base_ && at < base_ + kGuardBytes;
 }
 
-void* FiberStack::Prepare(void (*function)(void*), void* argument) const {
+// Not instrumented: it would be entered on one fiber's record of calls and left on another's.
+__attribute__((no_sanitize("thread"))) void TrackFiber(void* tracked) {
+#ifdef FARGPU_THREAD_SANITIZER
+  // Fibers of a worker run on its thread, one after another.
+  __tsan_switch_to_fiber(tracked, 0);
+#endif
+}
+
+void* TrackedFiber() {
+#ifdef FARGPU_THREAD_SANITIZER
+  return __tsan_get_current_fiber();
+#else
+  return nullptr;
+#endif
+}
+
+void* FiberStack::Prepare(void (*function)(void*), void* argument) {
+#ifdef FARGPU_THREAD_SANITIZER
+  // Anew: the fiber that was here before may have been abandoned in the middle of calls.
+  if (tracked_ != nullptr) __tsan_destroy_fiber(tracked_);
+  tracked_ = __tsan_create_fiber(0);
+#endif
 #ifdef FARGPU_ADDRESS_SANITIZER
   // The fiber that was here before may have been abandoned with its frames' red zones in place.
-  __asan_unpoison_memory_region(base_ + kGuardBytes, kStackBytes);
+  __asan_unpoison_memory_region(base_ + kGuardBytes, bytes_);
 #endif
-  auto* top = reinterpret_cast<void**>(base_ + kGuardBytes + kStackBytes);
+  auto* top = reinterpret_cast<void**>(base_ + kGuardBytes + bytes_);
   // What fargpu_fiber_switch pops: r15 r14 r13 r12 rbx rbp and the return address. At the start
   // routine rsp must be a multiple of 16, so that its call pushes the usual 8 bytes.
   void** frame = top - 9;

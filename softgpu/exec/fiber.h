@@ -7,10 +7,17 @@
 // Stacks on which warps run, and the switch between them. x86-64, System V.
 namespace fargpu::softgpu {
 
-// A stack with an inaccessible page below it.
+// A stack with inaccessible pages below it.
 class FiberStack {
  public:
-  FiberStack();
+  // Compiled kernels keep vectors of 128 and 256 bytes in their frames: large kernels need much.
+  // Only what is touched is ever committed.
+  static constexpr size_t kUsualBytes = size_t{8} << 20;
+
+  // Of `bytes`, a multiple of the page size.
+  explicit FiberStack(size_t bytes);
+  // None.
+  FiberStack() = default;
   ~FiberStack();
   FiberStack(FiberStack&& other) noexcept;
   FiberStack& operator=(FiberStack&& other) noexcept;
@@ -18,15 +25,24 @@ class FiberStack {
   FiberStack& operator=(const FiberStack&) = delete;
 
   bool valid() const { return base_ != nullptr; }
-  char* bottom() const { return base_; }
-  size_t size() const;
+  size_t bytes() const { return bytes_; }  // that can be used
   bool InGuard(const void* address) const;
   // A saved stack pointer which, when switched to, calls function(argument). It must not return.
-  void* Prepare(void (*function)(void*), void* argument) const;
+  void* Prepare(void (*function)(void*), void* argument);
+  // The fiber that runs here, as ThreadSanitizer knows it; null without it.
+  void* tracked() const { return tracked_; }
 
  private:
-  char* base_ = nullptr;  // the guard page
+  char* base_ = nullptr;  // the guard pages
+  size_t bytes_ = 0;
+  void* tracked_ = nullptr;
 };
+
+// Tells ThreadSanitizer that what runs from now on is the fiber `tracked`; to be called right
+// before a switch. Nothing without it.
+void TrackFiber(void* tracked);
+// The one that runs now; null without ThreadSanitizer.
+void* TrackedFiber();
 
 // Saves the present context at *save and continues where `load` was saved.
 extern "C" void fargpu_fiber_switch(void** save, void* load);

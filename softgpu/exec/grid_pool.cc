@@ -76,7 +76,7 @@ class Pool {
       launch->blocks_at_once =
           static_cast<uint32_t>(std::clamp<uint64_t>(launch->blocks / shares, 1, kMaxBlocksAtOnce));
     }
-    const bool shared = launch->blocks > 1 && threads_ > 0;
+    const bool shared = launch->blocks > launch->blocks_at_once && threads_ > 0;
     if (shared) {
       MutexLock lock(&mutex_);
       Start();
@@ -129,7 +129,8 @@ class Pool {
 // All blocks at once, spread over threads of their own: blocks of two cooperative grids that wait
 // for each other's threads would never end.
 void RunCooperative(Launch* launch) {
-  const uint64_t count = std::min<uint64_t>(launch->blocks, static_cast<uint64_t>(Cores()));
+  const uint64_t count =
+      std::min<uint64_t>(launch->blocks / launch->cluster_blocks, static_cast<uint64_t>(Cores()));
   std::vector<std::thread> threads;
   for (uint64_t k = 1; k < count; ++k) {
     threads.emplace_back([launch, k, count] {
@@ -153,6 +154,7 @@ absl::Status RunGrid(Launch* launch) {
     launch->Fail(CudaError(CUDA_ERROR_LAUNCH_FAILED,
                            absl::StrCat("kernel ", launch->kernel_name, " was interrupted")));
   }
+  launch->blocks_at_once = launch->cluster_blocks;
   if (launch->config->cooperative) {
     RunCooperative(launch);
   } else {

@@ -19,16 +19,20 @@ struct Launch {
   std::string kernel_name;
   WarpFunction function = nullptr;
   Extent extent = Extent::kWarp;  // of a call of it
-  uint32_t blocks_at_once = 1;    // Extent::kBlocks: taken together by a thread
+  uint32_t blocks_at_once = 1;    // taken together by a thread
   const uint64_t* variables = nullptr;
   uint64_t params = 0;              // address in the device window
   uint64_t local_bytes = 0;         // per thread
+  size_t stack_bytes = 0;           // of the stack on which a warp runs
   uint64_t shared_bytes = 0;        // all that the kernel may touch
   uint32_t total_shared_bytes = 0;  // without what is reserved for cooperative groups
   uint32_t reserved_shared_offset = 0;
   uint64_t grid_number = 0;
   uint64_t grid_workspace = 0;  // address in the device window
   uint64_t blocks = 0;
+  Dim3 cluster;                 // in blocks
+  uint32_t cluster_blocks = 1;  // that run together, on one thread
+  bool explicit_cluster = false;
 
   std::atomic<uint64_t> next_block{0};
   std::atomic<bool> failed{false};

@@ -4,6 +4,7 @@
 #include "softgpu/exec/image_operations.h"
 #include "softgpu/exec/matrix_operations.h"
 #include "softgpu/exec/slots.h"
+#include "softgpu/exec/tensor_operations.h"
 
 namespace fargpu::softgpu {
 
@@ -38,6 +39,10 @@ void RunOperation(WarpContext* context, uint32_t operation, uint64_t code, uint3
       return Copy(call);
     case Operation::kBulkCopy:
       return BulkCopy(call);
+    case Operation::kTensorCopy:
+      return TensorCopy(call);
+    case Operation::kTensorReplace:
+      return TensorReplace(call);
     case Operation::kBarrierObject:
       return BarrierObject(call);
     case Operation::kAtomic128:

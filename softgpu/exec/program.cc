@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -51,6 +52,15 @@ std::optional<Effort> FixedEffort() {
 
 // Shared memory per block that cooperative groups use for themselves.
 constexpr uint64_t kReservedSharedBytes = 1024;
+
+// A warp's stack holds the frames of 32 threads, with registers as wide as they are, and what the
+// compiler adds.
+size_t StackBytes(uint64_t bytes_per_thread) {
+  constexpr uint64_t kFrameGrowth = 4;
+  constexpr uint64_t kPage = 4096;
+  const uint64_t wanted = bytes_per_thread * kWarpSize * kFrameGrowth;
+  return std::max<uint64_t>(FiberStack::kUsualBytes, (wanted + kPage - 1) / kPage * kPage);
+}
 
 // Parameter blocks in the device window, reused from launch to launch.
 class ParamBlocks {
@@ -156,11 +166,23 @@ class CompiledProgram : public Program {
     }
     ASSIGN_OR_RETURN(const Choice choice, CodeFor(kernel, config.block));
     const CompiledKernel& code = choice.code;
+    launch.cluster = config.cluster;
+    launch.cluster_blocks = config.cluster.x * config.cluster.y * config.cluster.z;
+    launch.explicit_cluster = config.explicit_cluster;
+    if (launch.cluster_blocks == 0 || config.grid.x % config.cluster.x != 0 ||
+        config.grid.y % config.cluster.y != 0 || config.grid.z % config.cluster.z != 0) {
+      return CudaError(
+          CUDA_ERROR_INVALID_CLUSTER_SIZE,
+          absl::StrCat("kernel ", info.name, ": a grid of ", config.grid.x, " x ", config.grid.y,
+                       " x ", config.grid.z, " blocks in clusters of ", config.cluster.x, " x ",
+                       config.cluster.y, " x ", config.cluster.z));
+    }
     launch.config = &config;
     launch.kernel_name = info.name;
     launch.function = code.function;
     launch.extent = code.extent;
     launch.local_bytes = code.local_bytes;
+    launch.stack_bytes = StackBytes(config.stack_bytes);
     launch.variables = addresses_.data();
     const uint64_t static_bytes = info.static_shared_bytes;
     launch.shared_bytes = config.dynamic_shared_bytes == 0

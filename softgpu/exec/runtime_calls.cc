@@ -92,6 +92,16 @@ void Trap(WarpContext* c, uint32_t line) {
             absl::StrFormat("%s: trap in PTX line %u", Where(c), line));
 }
 
+void FailCall(WarpContext* c, uint32_t fault, uint32_t line) {
+  if (static_cast<CallFault>(fault) == CallFault::kStackOverflow) {
+    EndLaunch(c, CUDA_ERROR_HARDWARE_STACK_ERROR,
+              absl::StrFormat("%s: stack overflow in PTX line %u", Where(c), line));
+  }
+  EndLaunch(
+      c, CUDA_ERROR_INVALID_PC,
+      absl::StrFormat("%s: the call in PTX line %u goes where no function is", Where(c), line));
+}
+
 void CheckBarrier(WarpContext* c, uint32_t id) {
   if (id <= kClusterBarrier) return;
   EndLaunch(c, CUDA_ERROR_ILLEGAL_INSTRUCTION,
@@ -123,7 +133,7 @@ void BarrierArrive(WarpContext* c, uint32_t id, uint32_t threads, uint32_t lanes
   CheckBarrier(c, id);
   Worker* worker = Worker::Current();
   RunningWarp* warp = WarpOf(c);
-  if (id == kClusterBarrier) warp->cluster_phase = warp->block->barriers[id].phase;
+  if (id == kClusterBarrier) warp->cluster_phase = warp->block->BarrierOf(id).phase;
   worker->Arrive(id, threads, lanes == 0 ? kWarpSize : static_cast<uint32_t>(std::popcount(lanes)));
   worker->ReleaseBarrier(warp->block, id);
 }
@@ -131,7 +141,7 @@ void BarrierArrive(WarpContext* c, uint32_t id, uint32_t threads, uint32_t lanes
 void ClusterWait(WarpContext* c) {
   RunningWarp* warp = WarpOf(c);
   Worker* worker = Worker::Current();
-  if (warp->block->barriers[kClusterBarrier].phase != warp->cluster_phase) return;
+  if (warp->block->BarrierOf(kClusterBarrier).phase != warp->cluster_phase) return;
   worker->Enter(kClusterBarrier, 0, 1, 0, BarrierOp::kSync, 0);
   warp->arrivals[kClusterBarrier].threads = kWarpSize;  // counted when it arrived
   worker->Wait();
@@ -264,9 +274,16 @@ void Printf(WarpContext* c, const uint64_t* formats, const uint64_t* arguments, 
                                 formats[lane]));
     }
     int count = 0;
-    const std::string text =
+    uint64_t outside = 0;
+    std::string text =
         FormatDevicePrintf(reinterpret_cast<const char*>(formats[lane]),
-                           reinterpret_cast<const char*>(arguments[lane]), &count);
+                           reinterpret_cast<const char*>(arguments[lane]), &count, &outside);
+    if (outside != 0) {
+      text = std::string();  // what is abandoned is never freed
+      EndLaunch(c, CUDA_ERROR_ILLEGAL_ADDRESS,
+                absl::StrFormat("%s, %s: printf of a string at 0x%x", Where(c), ThreadOf(c, lane),
+                                outside));
+    }
     results[lane] = static_cast<uint32_t>(count);
     WarpOf(c)->block->launch->Print(text);
   }
@@ -300,12 +317,13 @@ void Assert(WarpContext* c, const uint64_t* message, const uint64_t* file, const
 
 void Heap(WarpContext* c, uint32_t is_free, const uint64_t* values, uint32_t mask,
           uint64_t* addresses) {
-  const uint64_t limit = WarpOf(c)->block->launch->config->heap_bytes;
+  const LaunchConfig& config = *WarpOf(c)->block->launch->config;
+  DeviceHeap& heap = DeviceHeap::Of(config.heap);
   for (; mask != 0; mask &= mask - 1) {
     const int lane = std::countr_zero(mask);
     if (is_free == 0) {
-      addresses[lane] = DeviceHeap::Get().Allocate(values[lane], limit);
-    } else if (!DeviceHeap::Get().Free(values[lane])) {
+      addresses[lane] = heap.Allocate(values[lane], config.heap_bytes);
+    } else if (!heap.Free(values[lane])) {
       EndLaunch(c, CUDA_ERROR_LAUNCH_FAILED,
                 absl::StrFormat("%s, %s: free of 0x%x, which malloc did not return", Where(c),
                                 ThreadOf(c, lane), values[lane]));
@@ -351,6 +369,7 @@ void* const* RuntimeTable() {
       reinterpret_cast<void*>(&BarrierArrive), reinterpret_cast<void*>(&BarrierLanes),
       reinterpret_cast<void*>(&Heap),          reinterpret_cast<void*>(&ClusterWait),
       reinterpret_cast<void*>(&RunOperation),  reinterpret_cast<void*>(&Frame),
+      reinterpret_cast<void*>(&FailCall),
   };
   return table;
 }

@@ -28,8 +28,13 @@ struct OperationCall {
   uint32_t line;  // of the instruction
 };
 
-// The plain address for `offset`, an offset in shared memory or an address. [offset, offset +
-// bytes) is memory of the kernel and `offset` a multiple of `alignment`, or the launch ends.
+// Blocks of the warp's cluster.
+inline uint64_t ClusterBlocks(const WarpContext& c) {
+  return uint64_t{c.cluster_size[0]} * c.cluster_size[1] * c.cluster_size[2];
+}
+
+// The plain address for `offset`, an address in .shared::cluster or a generic one. [offset, offset
+// + bytes) is memory of the kernel and `offset` a multiple of `alignment`, or the launch ends.
 uint64_t PlainAddress(const OperationCall& call, int lane, bool shared, uint64_t offset,
                       uint64_t bytes, uint64_t alignment);
 

@@ -25,6 +25,13 @@ constexpr size_t kMaxFreeStacks = 64;
 // block, up to some number. Waiting for a block that runs on another thread is mostly shorter.
 constexpr int kIdleTimes = 200;
 constexpr size_t kMaxResidentBlocks = 512;
+// What a thread keeps from one launch to the next: the largest cluster.
+constexpr size_t kMaxSpareBlocks = 16;
+
+// From the shared memory of one block of a cluster to that of the next.
+uint64_t SharedStride(const Launch& launch) {
+  return std::max<uint64_t>((launch.shared_bytes + 127) / 128 * 128, 128);
+}
 
 // Initial-exec, so that the signal handler never allocates it.
 __attribute__((tls_model("initial-exec"))) thread_local Worker* t_worker = nullptr;
@@ -85,11 +92,18 @@ Worker* Worker::Current() {
   return worker;
 }
 
-FiberStack Worker::TakeStack() {
-  if (free_stacks_.empty()) return FiberStack();
+FiberStack Worker::TakeStack(size_t bytes) {
+  if (bytes != FiberStack::kUsualBytes || free_stacks_.empty()) return FiberStack(bytes);
   FiberStack stack = std::move(free_stacks_.back());
   free_stacks_.pop_back();
   return stack;
+}
+
+void Worker::KeepStack(FiberStack* stack) {
+  if (stack->bytes() == FiberStack::kUsualBytes && free_stacks_.size() < kMaxFreeStacks) {
+    free_stacks_.push_back(std::move(*stack));
+  }
+  *stack = FiberStack();
 }
 
 void Worker::FiberMain(void* argument) {
@@ -114,19 +128,28 @@ void Worker::Suspend() {
     ready_.pop_front();
     if (next == self) return;
     running_ = next;
+    TrackFiber(next->stack.tracked());
     fargpu_fiber_switch(&self->saved, next->saved);
     return;
   }
+  TrackFiber(scheduler_fiber_);
   fargpu_fiber_switch(&self->saved, scheduler_);
 }
 
-void Worker::Abandon() { fargpu_fiber_abandon(scheduler_); }
+void Worker::Abandon() {
+  TrackFiber(scheduler_fiber_);
+  fargpu_fiber_abandon(scheduler_);
+}
 
 RunningWarp* Worker::Resume(RunningWarp* first) {
   running_ = first;
   fault = Fault{};
   t_worker = this;
+  scheduler_fiber_ = TrackedFiber();
+  TrackFiber(first->stack.tracked());
   fargpu_fiber_switch(&scheduler_, first->saved);
+  // A signal's handler came here without a word.
+  if (fault.happened) TrackFiber(scheduler_fiber_);
   t_worker = nullptr;
   RunningWarp* warp = std::exchange(running_, nullptr);
   if (!fault.happened) return warp;
@@ -137,7 +160,7 @@ RunningWarp* Worker::Resume(RunningWarp* first) {
                       c.block_index[0], c.block_index[1], c.block_index[2], c.warp_index);
   if (fault.in_guard) {
     warp->block->launch->Fail(
-        CudaError(CUDA_ERROR_LAUNCH_FAILED, absl::StrCat(where, ": stack overflow")));
+        CudaError(CUDA_ERROR_HARDWARE_STACK_ERROR, absl::StrCat(where, ": stack overflow")));
   } else {
     warp->block->launch->Fail(
         CudaError(CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -147,16 +170,46 @@ RunningWarp* Worker::Resume(RunningWarp* first) {
   return warp;
 }
 
+void Worker::MakeRoom(Blocks* blocks, size_t count) {
+  while (blocks->size() < count) {
+    if (spare_blocks_.empty()) {
+      blocks->push_back(std::make_unique<RunningBlock>());
+    } else {
+      blocks->push_back(std::move(spare_blocks_.back()));
+      spare_blocks_.pop_back();
+    }
+  }
+}
+
+bool Worker::StartCluster(Launch* launch, uint64_t index, Blocks* blocks, size_t place) {
+  const uint32_t count = launch->extent == Extent::kBlocks ? 1 : launch->cluster_blocks;
+  MakeRoom(blocks, place + count);
+  RunningBlock* const first = (*blocks)[place].get();
+  first->cluster.clear();
+  for (uint32_t k = 0; k < count; ++k) first->cluster.push_back((*blocks)[place + k].get());
+  if (!first->shared.Ensure(count * SharedStride(*launch))) {
+    launch->Fail(
+        CudaError(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                  absl::StrCat("kernel ", launch->kernel_name, ": no room for ", count, " times ",
+                               launch->shared_bytes, " bytes of shared memory")));
+    return false;
+  }
+  for (uint32_t k = 1; k < count; ++k) first->cluster[k]->cluster = first->cluster;
+  for (uint32_t k = 0; k < count; ++k) {
+    if (!StartBlock(launch, index + k, first->cluster[k])) return false;
+  }
+  return true;
+}
+
 bool Worker::StartBlock(Launch* launch, uint64_t index, RunningBlock* block) {
   const LaunchConfig& config = *launch->config;
   const uint64_t threads = uint64_t{config.block.x} * config.block.y * config.block.z;
   const uint64_t warps = (threads + kWarpSize - 1) / kWarpSize;
   const uint64_t local_per_warp = launch->local_bytes * kWarpSize;
-  if (!block->shared.Ensure(launch->shared_bytes) || !block->local.Ensure(warps * local_per_warp)) {
-    launch->Fail(CudaError(
-        CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-        absl::StrCat("kernel ", launch->kernel_name, ": no room for ", launch->shared_bytes,
-                     " bytes of shared and ", warps * local_per_warp, " bytes of local memory")));
+  if (!block->local.Ensure(warps * local_per_warp)) {
+    launch->Fail(CudaError(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                           absl::StrCat("kernel ", launch->kernel_name, ": no room for ",
+                                        warps * local_per_warp, " bytes of local memory")));
     return false;
   }
   block->launch = launch;
@@ -182,12 +235,20 @@ void Worker::PrepareWarp(RunningBlock* block, uint64_t index) {
   warp.released = 0;
   WarpContext& c = warp.context;
   c.params = launch.params;
-  c.shared_base = block->shared.address();
+  const auto rank = static_cast<uint64_t>(
+      std::find(block->cluster.begin(), block->cluster.end(), block) - block->cluster.begin());
+  c.cluster_shared = block->cluster[0]->shared.address();
+  c.cluster_stride = SharedStride(launch);
+  c.shared_base = c.cluster_shared + rank * c.cluster_stride;
+  c.cluster_size[0] = launch.cluster.x;
+  c.cluster_size[1] = launch.cluster.y;
+  c.cluster_size[2] = launch.cluster.z;
+  c.explicit_cluster = launch.explicit_cluster ? 1 : 0;
   c.shared_bytes = launch.shared_bytes;
   c.local_base = block->local.address() + index * launch.local_bytes * kWarpSize;
   c.variables = launch.variables;
   c.runtime = RuntimeTable();
-  SetBlockIndex(config, block->index, &c);
+  SetBlockIndex(launch, block->index, &c);
   c.grid_size[0] = config.grid.x;
   c.grid_size[1] = config.grid.y;
   c.grid_size[2] = config.grid.z;
@@ -209,10 +270,24 @@ void Worker::PrepareWarp(RunningBlock* block, uint64_t index) {
   ready_.push_back(&warp);
 }
 
-void Worker::SetBlockIndex(const LaunchConfig& config, uint64_t index, WarpContext* c) {
-  c->block_index[0] = static_cast<uint32_t>(index % config.grid.x);
-  c->block_index[1] = static_cast<uint32_t>(index / config.grid.x % config.grid.y);
-  c->block_index[2] = static_cast<uint32_t>(index / config.grid.x / config.grid.y);
+void Worker::SetBlockIndex(const Launch& launch, uint64_t index, WarpContext* c) {
+  const Dim3& grid = launch.config->grid;
+  const auto place = [](uint64_t n, const Dim3& size, uint32_t* out) {
+    out[0] = static_cast<uint32_t>(n % size.x);
+    out[1] = static_cast<uint32_t>(n / size.x % size.y);
+    out[2] = static_cast<uint32_t>(n / size.x / size.y);
+  };
+  if (launch.cluster_blocks == 1 || launch.extent == Extent::kBlocks)
+    return place(index, grid, c->block_index);
+  // Cluster by cluster.
+  const Dim3& size = launch.cluster;
+  uint32_t inner[3];
+  place(index % launch.cluster_blocks, size, inner);
+  place(index / launch.cluster_blocks, {grid.x / size.x, grid.y / size.y, grid.z / size.z},
+        c->block_index);
+  c->block_index[0] = c->block_index[0] * size.x + inner[0];
+  c->block_index[1] = c->block_index[1] * size.y + inner[1];
+  c->block_index[2] = c->block_index[2] * size.z + inner[2];
 }
 
 // On a fiber, the only one of its worker: this block and all that can be had after it.
@@ -221,7 +296,7 @@ void Worker::RunIndependentBlocks(RunningWarp* warp) {
   uint64_t index = warp->block->index;
   uint64_t count = std::min<uint64_t>(launch->blocks_at_once, launch->blocks - index);
   while (true) {
-    SetBlockIndex(*launch->config, index, &warp->context);
+    SetBlockIndex(*launch, index, &warp->context);
     warp->context.block_count = static_cast<uint32_t>(count);
     launch->function(&warp->context);
     if (launch->failed.load(std::memory_order_relaxed)) return;
@@ -232,14 +307,14 @@ void Worker::RunIndependentBlocks(RunningWarp* warp) {
 }
 
 void Worker::EndWarp(RunningWarp* warp) {
-  if (free_stacks_.size() < kMaxFreeStacks) free_stacks_.push_back(std::move(warp->stack));
+  KeepStack(&warp->stack);
   RunningBlock* block = warp->block;
   --block->live_warps;
   // Whoever waits only for this warp goes on.
   for (uint32_t id = 0; id <= kBarriers; ++id) ReleaseBarrier(block, id);
 }
 
-void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks) {
+void Worker::Schedule(Launch* launch, Blocks* blocks) {
   uint64_t idle_rounds = 0;
   int idle_times = 0;  // since a warp last did anything but wait
   size_t round = ready_.size();
@@ -247,7 +322,7 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
     RunningWarp* warp = ready_.front();
     ready_.pop_front();
     if (warp->saved == nullptr) {
-      warp->stack = TakeStack();
+      warp->stack = TakeStack(launch->stack_bytes);
       if (!warp->stack.valid()) {
         launch->Fail(
             CudaError(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
@@ -291,57 +366,55 @@ void Worker::Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>
   for (const auto& block : *blocks) {
     if (block->live_warps == 0) continue;
     for (RunningWarp& warp : block->warps) {
-      if (warp.stack.valid() && free_stacks_.size() < kMaxFreeStacks) {
-        free_stacks_.push_back(std::move(warp.stack));
-      }
+      if (warp.stack.valid()) KeepStack(&warp.stack);
     }
   }
 }
 
 // All warps wait. Perhaps for a block that has not started: a card runs many at the same time.
-bool Worker::StartAnother(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks) {
+bool Worker::StartAnother(Launch* launch, Blocks* blocks) {
   if (launch->config->cooperative || launch->extent == Extent::kBlocks) return false;
-  const auto ended = std::find_if(blocks->begin(), blocks->end(),
-                                  [](const auto& block) { return block->live_warps == 0; });
-  if (ended == blocks->end() && blocks->size() >= kMaxResidentBlocks) return false;
   if (launch->next_block.load(std::memory_order_relaxed) >= launch->blocks) return false;
-  const uint64_t index = launch->next_block.fetch_add(1, std::memory_order_relaxed);
-  if (index >= launch->blocks) return false;
-  RunningBlock* block = nullptr;
-  if (ended != blocks->end()) {
-    block = ended->get();
-  } else {
-    blocks->push_back(std::make_unique<RunningBlock>());
-    block = blocks->back().get();
+  // In place of a cluster that has ended, if there is one.
+  const size_t size = launch->cluster_blocks;
+  size_t place = 0;
+  const auto runs = [&](const auto& block) { return block->live_warps != 0; };
+  while (place < blocks->size() &&
+         std::any_of(blocks->begin() + static_cast<ptrdiff_t>(place),
+                     blocks->begin() + static_cast<ptrdiff_t>(place + size), runs)) {
+    place += size;
   }
-  return StartBlock(launch, index, block);
+  if (place + size > std::max(kMaxResidentBlocks, size)) return false;
+  const uint64_t index =
+      launch->next_block.fetch_add(launch->blocks_at_once, std::memory_order_relaxed);
+  if (index >= launch->blocks) return false;
+  return StartCluster(launch, index, blocks, place);
 }
 
 void Worker::RunBlocks(Launch* launch) {
   const InterruptibleScope interruptible(launch);
-  std::vector<std::unique_ptr<RunningBlock>> one;
-  if (spare_blocks_.empty()) spare_blocks_.push_back(std::make_unique<RunningBlock>());
-  one.push_back(std::move(spare_blocks_.back()));
-  spare_blocks_.pop_back();
+  Blocks blocks;
   while (!launch->failed.load(std::memory_order_relaxed)) {
     const uint64_t index =
         launch->next_block.fetch_add(launch->blocks_at_once, std::memory_order_relaxed);
     if (index >= launch->blocks) break;
-    if (!StartBlock(launch, index, one[0].get())) break;
-    Schedule(launch, &one);
-    one.resize(1);
+    if (!StartCluster(launch, index, &blocks, 0)) break;
+    Schedule(launch, &blocks);
   }
   ready_.clear();
-  spare_blocks_.push_back(std::move(one[0]));
+  // A few blocks are kept, with their memory, for the next launch.
+  for (size_t k = 0; k < blocks.size() && spare_blocks_.size() < kMaxSpareBlocks; ++k) {
+    spare_blocks_.push_back(std::move(blocks[k]));
+  }
 }
 
 void Worker::RunTogether(Launch* launch, uint64_t first, uint64_t step) {
   if (launch->extent == Extent::kBlocks) return RunBlocks(launch);
   const InterruptibleScope interruptible(launch);
-  std::vector<std::unique_ptr<RunningBlock>> blocks;
-  for (uint64_t index = first; index < launch->blocks; index += step) {
-    blocks.push_back(std::make_unique<RunningBlock>());
-    if (!StartBlock(launch, index, blocks.back().get())) break;
+  Blocks blocks;
+  const uint64_t clusters = launch->blocks / launch->cluster_blocks;
+  for (uint64_t index = first; index < clusters; index += step) {
+    if (!StartCluster(launch, index * launch->cluster_blocks, &blocks, blocks.size())) break;
   }
   Schedule(launch, &blocks);
   ready_.clear();

@@ -85,6 +85,12 @@ struct RunningBlock {
   WindowArena shared;
   WindowArena local;
   std::vector<FrameMemory> frames;  // by warp
+  // Barrier `id` as the block sees it: the cluster's may be another block's.
+  Barrier& BarrierOf(uint32_t id);
+
+  // The blocks of its cluster, by rank, itself among them. The first has the cluster's barrier, and
+  // shared memory for all.
+  std::vector<RunningBlock*> cluster;
 };
 
 // A thread's equipment for running blocks: fibers, arenas, the stack for signals. Made once per
@@ -102,7 +108,7 @@ class Worker {
 
   // Takes blocks of `launch` and runs them, as long as there are any.
   void RunBlocks(Launch* launch);
-  // Runs blocks first, first + step, ... all at the same time.
+  // Runs clusters first, first + step, ... all at the same time.
   void RunTogether(Launch* launch, uint64_t first, uint64_t step);
 
   // Called on fibers.
@@ -137,23 +143,30 @@ class Worker {
   void ReleaseBarrier(RunningBlock* block, uint32_t id);
 
  private:
-  bool StartAnother(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks);
+  // Blocks on this thread, cluster by cluster.
+  using Blocks = std::vector<std::unique_ptr<RunningBlock>>;
+  bool StartAnother(Launch* launch, Blocks* blocks);
+  // Starts the blocks of a cluster, from `index` on, in `blocks` from `place` on.
+  bool StartCluster(Launch* launch, uint64_t index, Blocks* blocks, size_t place);
   bool StartBlock(Launch* launch, uint64_t index, RunningBlock* block);
+  void MakeRoom(Blocks* blocks, size_t count);
   void PrepareWarp(RunningBlock* block, uint64_t warp);
-  static void SetBlockIndex(const LaunchConfig& config, uint64_t index, WarpContext* context);
+  static void SetBlockIndex(const Launch& launch, uint64_t index, WarpContext* context);
   static void RunIndependentBlocks(RunningWarp* warp);
-  void Schedule(Launch* launch, std::vector<std::unique_ptr<RunningBlock>>* blocks);
+  void Schedule(Launch* launch, Blocks* blocks);
   // Runs fibers, `first` to begin with, until one comes back here; returns which.
   RunningWarp* Resume(RunningWarp* first);
   void EndWarp(RunningWarp* warp);
   static void FiberMain(void* argument);
-  FiberStack TakeStack();
+  FiberStack TakeStack(size_t bytes);
+  void KeepStack(FiberStack* stack);
 
   const uint32_t number_;
   std::vector<FiberStack> free_stacks_;
   std::deque<RunningWarp*> ready_;
   RunningWarp* running_ = nullptr;
   void* scheduler_ = nullptr;
+  void* scheduler_fiber_ = nullptr;  // as FiberStack::tracked
   std::vector<std::unique_ptr<RunningBlock>> spare_blocks_;
   void* signal_stack_ = nullptr;
 };

@@ -1,5 +1,6 @@
 #include "softgpu/llvm/dispatch_emitter.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <string>
@@ -14,16 +15,22 @@ namespace fargpu::softgpu {
 namespace {
 
 constexpr uint32_t kExited = 0xffffffff;
-// Back edges a group of lanes takes before the others (lanes and warps) get their turn.
-constexpr uint32_t kSlice = 64;
+// Back edges a group of lanes takes before the others get their turn: first those of the warp, then
+// other warps.
+constexpr uint32_t kSlice = 16;
+// How often in a row a warp goes on because lanes that others wait for have got further: a lock
+// that passes from lane to lane stays in the warp for as long.
+constexpr uint32_t kTurns = 64;
 
 using FunctionMap = std::map<int, llvm::Function*>;
 
 class DispatchEmitter : public InstructionEmitter {
  public:
   DispatchEmitter(const FlatKernel& kernel, const CompileOptions& options, llvm::Module* module,
-                  const FunctionMap& functions)
-      : InstructionEmitter(kernel, options, module), functions_(functions) {}
+                  const FunctionMap& functions, uint64_t largest_frame)
+      : InstructionEmitter(kernel, options, module),
+        functions_(functions),
+        largest_frame_(largest_frame) {}
 
   absl::Status Run(const std::string& name) {
     BeginFunction(name);
@@ -70,6 +77,8 @@ class DispatchEmitter : public InstructionEmitter {
     groups_ = EntryAlloca(v32, "groups");
     spins_ = EntryAlloca(i32, "spins");
     floor_ = EntryAlloca(i32, "floor");
+    moved_ = EntryAlloca(i32, "moved");
+    turns_ = EntryAlloca(i32, "turns");
     last_ = EntryAlloca(i32, "last");
     mask_ = EntryAlloca(VectorOf(builder_.getInt1Ty()), "mask");
 
@@ -78,8 +87,8 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.CreateStore(builder_.CreateSelect(active, llvm::Constant::getNullValue(v32),
                                                llvm::Constant::getAllOnesValue(v32)),
                          pc_);
-    for (llvm::Value* counter :
-         {waiting_, predicates_, released_, meeting_, granted_, spins_, floor_, last_, exited_})
+    for (llvm::Value* counter : {waiting_, predicates_, released_, meeting_, granted_, spins_,
+                                 floor_, moved_, turns_, last_, exited_})
       builder_.CreateStore(Int32(0), counter);
     for (llvm::Value* vector : {ids_, threads_, ops_, members_, kinds_, groups_})
       builder_.CreateStore(llvm::Constant::getNullValue(v32), vector);
@@ -213,7 +222,7 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.SetInsertPoint(rotate);
     builder_.CreateStore(builder_.CreateAdd(builder_.CreateLoad(i32, last_), Int32(1)), floor_);
     builder_.CreateStore(Int32(0), spins_);
-    CallRuntime(kRuntimeYield, builder_.getVoidTy(), {});
+    builder_.CreateStore(Int32(0), moved_);
     builder_.CreateBr(choose);
 
     builder_.SetInsertPoint(choose);
@@ -244,6 +253,19 @@ class DispatchEmitter : public InstructionEmitter {
     builder_.CreateCondBr(builder_.CreateICmpNE(floor, Int32(0)), lower, all_wait);
     builder_.SetInsertPoint(lower);
     builder_.CreateStore(Int32(0), floor_);
+    auto* others = block("others");
+    auto* again = block("again");
+    llvm::Value* turns = builder_.CreateLoad(i32, turns_);
+    builder_.CreateCondBr(
+        builder_.CreateAnd(builder_.CreateICmpNE(builder_.CreateLoad(i32, moved_), Int32(0)),
+                           builder_.CreateICmpULT(turns, Int32(kTurns))),
+        again, others);
+    builder_.SetInsertPoint(again);
+    builder_.CreateStore(builder_.CreateAdd(turns, Int32(1)), turns_);
+    builder_.CreateBr(choose);
+    builder_.SetInsertPoint(others);
+    builder_.CreateStore(Int32(0), turns_);
+    CallRuntime(kRuntimeYield, builder_.getVoidTy(), {});
     builder_.CreateBr(choose);
     builder_.SetInsertPoint(all_wait);
     // Nobody can go on. Lanes at a meeting have waited for others that wait elsewhere.
@@ -278,6 +300,8 @@ class DispatchEmitter : public InstructionEmitter {
 
     builder_.SetInsertPoint(found);
     builder_.CreateStore(lowest, last_);
+    // Whoever runs behind the floor did not spin so far.
+    builder_.CreateStore(builder_.CreateOr(builder_.CreateLoad(i32, moved_), floor), moved_);
     builder_.CreateStore(
         builder_.CreateAnd(above, builder_.CreateICmpEQ(pc, Splat(builder_, lowest))), mask_);
     auto* nowhere = block("nowhere");
@@ -514,6 +538,10 @@ class DispatchEmitter : public InstructionEmitter {
     }
     llvm::Value* frame = frame_ != nullptr ? frame_ : builder_.getInt64(0);
     frame = builder_.CreateAdd(frame, builder_.getInt64(kernel_.frame_bytes));
+    llvm::Value* line = Int32(static_cast<uint32_t>(call.location.line));
+    FailIf(builder_.CreateICmpUGT(builder_.CreateAdd(frame, builder_.getInt64(largest_frame_)),
+                                  builder_.getInt64(kernel_.local_bytes)),
+           kRuntimeCallFault, {Int32(static_cast<uint32_t>(CallFault::kStackOverflow)), line});
     ASSIGN_OR_RETURN(const LaneValue address, Get(call, 0, u64));
     llvm::Value* addresses = AsVector(builder_, address);
     llvm::Value* mask = MaskBits(BlockMask());
@@ -550,9 +578,8 @@ class DispatchEmitter : public InstructionEmitter {
       builder_.CreateBr(next);
     }
     builder_.SetInsertPoint(wrong);
-    FailIf(builder_.getTrue(), kRuntimeFault,
-           {SpillLanes(addresses, "targets"), same, Int32(1),
-            Int32(static_cast<uint32_t>(call.location.line))});
+    FailIf(builder_.getTrue(), kRuntimeCallFault,
+           {Int32(static_cast<uint32_t>(CallFault::kNoFunction)), line});
     builder_.CreateUnreachable();
     builder_.SetInsertPoint(next);
     builder_.CreateCondBr(builder_.CreateICmpNE(builder_.CreateLoad(i32, rest), Int32(0)), loop,
@@ -572,6 +599,7 @@ class DispatchEmitter : public InstructionEmitter {
   }
 
   const FunctionMap& functions_;
+  const uint64_t largest_frame_;  // of a function, in local memory
   llvm::Value* frame_ = nullptr;
   llvm::Value* exited_ = nullptr;
   std::vector<llvm::Value*> registers_;  // places, where needed
@@ -596,6 +624,8 @@ class DispatchEmitter : public InstructionEmitter {
   llvm::Value* group_ = nullptr;    // i32: those of the present instruction
   llvm::Value* spins_ = nullptr;
   llvm::Value* floor_ = nullptr;
+  llvm::Value* moved_ = nullptr;  // not zero: lanes ran behind the floor since it was set
+  llvm::Value* turns_ = nullptr;  // rounds since other warps had theirs
   llvm::Value* last_ = nullptr;
   llvm::Value* mask_ = nullptr;
   llvm::BasicBlock* dispatch_ = nullptr;
@@ -606,14 +636,16 @@ class DispatchEmitter : public InstructionEmitter {
 absl::Status EmitDispatchKernel(const FlatKernel& kernel, const CompileOptions& options,
                                 const std::string& name, llvm::Module* module) {
   FunctionMap functions;
+  uint64_t largest_frame = 0;
   for (const auto& [id, function] : kernel.functions) {
     functions[id] = DispatchEmitter::Declare(*function, id, module);
+    largest_frame = std::max(largest_frame, function->frame_bytes);
   }
   for (const auto& [id, function] : kernel.functions) {
-    RETURN_IF_ERROR(
-        DispatchEmitter(*function, options, module, functions).RunFunction(functions[id]));
+    RETURN_IF_ERROR(DispatchEmitter(*function, options, module, functions, largest_frame)
+                        .RunFunction(functions[id]));
   }
-  return DispatchEmitter(kernel, options, module, functions).Run(name);
+  return DispatchEmitter(kernel, options, module, functions, largest_frame).Run(name);
 }
 
 }  // namespace fargpu::softgpu

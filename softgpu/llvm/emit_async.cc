@@ -1,5 +1,5 @@
 // Instruction families: asynchronous copies (which happen at once), barrier objects in memory, and
-// what else tells address spaces and clusters apart.
+// what else tells address spaces apart.
 #include <cstddef>
 
 #include "absl/strings/match.h"
@@ -14,6 +14,7 @@ using Kind = ptx::Operand::Kind;
 namespace {
 
 constexpr ptx::Type kU32 = {ptx::Type::kUnsigned, 1, 32};
+constexpr ptx::Type kU16 = {ptx::Type::kUnsigned, 1, 16};
 constexpr ptx::Type kU64 = {ptx::Type::kUnsigned, 1, 64};
 constexpr ptx::Type kPredicate = {ptx::Type::kPred, 1, 1};
 
@@ -79,11 +80,10 @@ absl::Status InstructionEmitter::EmitCpAsync(const Instruction& i) {
 }
 
 // cp.async.bulk.<to>.<from>... [to], [from], bytes {, [mbarrier]} {, policy}, and the same with a
-// reduction at the other end. Tensor maps are another matter.
+// reduction at the other end.
 absl::Status InstructionEmitter::EmitBulkCopy(const Instruction& i) {
   if (i.Has("commit_group") || i.Has("wait_group") || i.Has("prefetch")) return absl::OkStatus();
-  if (i.Has("tensor")) return Unsupported(i, "copies by tensor map");
-  if (i.Has("multicast::cluster")) return Unsupported(i, "copies to several blocks");
+  if (i.Has("tensor")) return EmitTensorCopy(i);
   std::vector<absl::string_view> spaces;
   for (const absl::string_view m : i.modifiers) {
     if (IsShared(m) || m == "global") spaces.push_back(m);
@@ -99,6 +99,11 @@ absl::Status InstructionEmitter::EmitBulkCopy(const Instruction& i) {
   if (has_barrier) {
     RETURN_IF_ERROR(PutUncheckedAddress(i, i.operands[3], 3));
     code |= kBulkBarrier;
+  }
+  if (i.Has("multicast::cluster")) {
+    if (i.operands.size() < 5) return Malformed(i, "the mask of blocks is missing");
+    RETURN_IF_ERROR(PutOperand(i, i.operands[4], kU16, 4));
+    code |= kMulticast;
   }
   if (i.Has("reduce")) {
     if (i.types.size() != 1) return Malformed(i, "takes one type");
@@ -215,8 +220,15 @@ absl::Status InstructionEmitter::EmitIsSpace(const Instruction& i) {
       LocalBase(), builder_.getInt64(kernel_.local_bytes * static_cast<uint64_t>(kWarpSize)));
   llvm::Value* param = inside(ContextField(i64, offsetof(WarpContext, params), "params"),
                               builder_.getInt64(kParamBlockBytes));
+  llvm::Value* rank_count =
+      builder_.CreateMul(builder_.CreateMul(ClusterSize(0), ClusterSize(1)), ClusterSize(2));
   llvm::Value* result;
-  if (IsSharedObject(i)) {
+  if (i.Has("shared::cluster")) {
+    result =
+        inside(ClusterField(offsetof(WarpContext, cluster_shared), "cluster"),
+               builder_.CreateMul(ClusterField(offsetof(WarpContext, cluster_stride), "stride"),
+                                  builder_.CreateZExt(rank_count, i64)));
+  } else if (IsSharedObject(i)) {
     result = shared;
   } else if (i.Has("local")) {
     result = local;
@@ -236,14 +248,6 @@ absl::Status InstructionEmitter::EmitIsSpace(const Instruction& i) {
 absl::Status InstructionEmitter::EmitCreatePolicy(const Instruction& i) {
   // A hint to a cache that there is not.
   return Set(i, 0, LaneValue::Uniform(builder_.getInt64(0)), kU64);
-}
-
-absl::Status InstructionEmitter::EmitClusterAddress(const Instruction& i) {
-  // A cluster is one block: the addresses of its shared memory are the block's own.
-  const Type type = {Type::kUnsigned, 1, i.type().bits};
-  if (i.opcode == "getctarank") return Set(i, 0, LaneValue::Uniform(Int32(0)), kU32);
-  ASSIGN_OR_RETURN(const LaneValue address, Get(i, 1, type));
-  return Set(i, 0, address, type);
 }
 
 }  // namespace fargpu::softgpu

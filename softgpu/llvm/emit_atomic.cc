@@ -86,6 +86,7 @@ absl::Status InstructionEmitter::EmitAtomic(const Instruction& i) {
     CallRuntime(kRuntimeAtomic, builder_.getVoidTy(),
                 {Int32(word), SpillLanes(addresses, "addresses"), MaskBits(ExecMask()),
                  SpillLanes(va, "a"), SpillLanes(vb, "b"), out});
+    if (i.Has("async")) RETURN_IF_ERROR(CompleteAsync(i, access.bytes()));
     if (!returns) continue;
     RETURN_IF_ERROR(Set(i, part(i.operands[0]),
                         LaneValue::Varying(builder_.CreateLoad(VectorOf(element), out)), bits));

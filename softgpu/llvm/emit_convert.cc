@@ -12,6 +12,11 @@ namespace fargpu::softgpu {
 
 namespace {
 
+// Formats without infinities and NaN: what is none of their numbers becomes the largest.
+constexpr NarrowFormat kE2M3Format = {3, 0, 6, 0x20, 0x1f};
+constexpr NarrowFormat kE3M2Format = {2, -2, 6, 0x20, 0x1f};
+constexpr NarrowFormat kE2M1Format = {1, 0, 4, 0x8, 0x7};
+
 RoundingMode ModeOf(const ptx::Instruction& i) {
   if (i.Has("rna")) return RoundingMode::kNearestAway;
   if (i.Has("rz") || i.Has("rzi")) return RoundingMode::kZero;
@@ -261,13 +266,16 @@ absl::Status InstructionEmitter::ConvertPacked(const Instruction& i) {
   const Type to = i.types[0];
   const Type from = i.types[1];
   const auto narrow_format = [&](Type type, size_t index) -> const NarrowFormat* {
-    if (type.kind != Type::kOtherFloat || type.bits != 16) return nullptr;
+    if (type.kind != Type::kOtherFloat || type.lanes != 2) return nullptr;
     size_t seen = 0;
     for (const absl::string_view m : i.modifiers) {
       Type t;
       if (!ptx::ParseType(m, &t) || seen++ != index) continue;
       if (m == "e4m3x2") return &kE4M3Format;
       if (m == "e5m2x2") return &kE5M2Format;
+      if (m == "e2m3x2") return &kE2M3Format;
+      if (m == "e3m2x2") return &kE3M2Format;
+      if (m == "e2m1x2") return &kE2M1Format;
     }
     return nullptr;
   };
@@ -292,24 +300,31 @@ absl::Status InstructionEmitter::ConvertPacked(const Instruction& i) {
       parts[k] = LoadHalf(part, builder_.CreateTrunc(v, SameShape(v, IntType(16))));
     }
   } else if (narrow_from != nullptr && to_halves) {
-    ASSIGN_OR_RETURN(args, Fetch(i, {{1, Type{Type::kBits, 1, 16}}}));
+    ASSIGN_OR_RETURN(args, Fetch(i, {{1, Type{Type::kBits, 1, from.bits}}}));
     const Type half = {Type::kFloat, 1, 16};
+    const NarrowFormat& format = *narrow_from;
+    const uint64_t sign_bit = uint64_t{1} << (format.bits - 1);
     for (unsigned k = 0; k < 2; ++k) {
-      llvm::Value* v = builder_.CreateLShr(args.v[0], Constant(args.v[0], 8 * k));
-      v = builder_.CreateAnd(v, Constant(v, 0xff));
+      llvm::Value* v = builder_.CreateZExt(args.v[0], SameShape(args.v[0], IntType(16)));
+      v = builder_.CreateLShr(v, Constant(v, from.bits / 2 * k));
+      v = builder_.CreateAnd(v, Constant(v, 2 * sign_bit - 1));
       if (narrow_from == &kE5M2Format) {  // the upper half of an f16
         parts[k] = LoadHalf(half, builder_.CreateShl(v, Constant(v, 8)));
         continue;
       }
-      // The fraction in the place of an f16's; its exponent is off by 8, denormals included.
-      llvm::Value* magnitude = builder_.CreateAnd(v, Constant(v, 0x7f));
-      llvm::Value* sign = builder_.CreateAnd(v, Constant(v, 0x80));
-      llvm::Value* pattern = builder_.CreateOr(builder_.CreateShl(magnitude, Constant(v, 7)),
-                                               builder_.CreateShl(sign, Constant(v, 8)));
+      // The fraction in the place of an f16's; the exponent is off by what the biases differ,
+      // denormals included.
+      llvm::Value* magnitude = builder_.CreateAnd(v, Constant(v, sign_bit - 1));
+      llvm::Value* sign = builder_.CreateAnd(v, Constant(v, sign_bit));
+      llvm::Value* pattern =
+          builder_.CreateOr(builder_.CreateShl(magnitude, Constant(v, 10 - format.fraction_bits)),
+                            builder_.CreateShl(sign, Constant(v, 16 - format.bits)));
       llvm::Value* x = LoadHalf(half, pattern);
-      x = builder_.CreateFMul(x, FloatConstant(x, 256));
+      parts[k] = builder_.CreateFMul(
+          x, FloatConstant(x, static_cast<double>(1u << (format.min_exponent + 14))));
+      if (&format != &kE4M3Format) continue;
       parts[k] = builder_.CreateSelect(builder_.CreateICmpEQ(magnitude, Constant(v, 0x7f)),
-                                       llvm::ConstantFP::getNaN(x->getType()), x);
+                                       llvm::ConstantFP::getNaN(x->getType()), parts[k]);
     }
   } else {
     return Unsupported(i, "this conversion");

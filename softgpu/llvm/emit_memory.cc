@@ -45,12 +45,11 @@ absl::StatusOr<InstructionEmitter::Access> InstructionEmitter::ParseAccess(const
     else if (m == "v8")
       access.count = 8;
     else if (m == "shared::cluster")
-      access.space = Space::kShared;
+      access.space = Space::kSharedCluster;
   }
   if (i.types.empty()) return Malformed(i, "the type is missing");
   access.type = i.types.back();
-  if (i.Has("async")) return Unsupported(i, "asynchronous accesses of other blocks");
-  const unsigned widest = i.opcode == "atom" ? 128 : 64;
+  const unsigned widest = access.count == 1 ? 128 : 64;
   if (access.type.kind == Type::kPred || access.type.bits > widest)
     return Unsupported(i, "this type");
   return access;
@@ -110,6 +109,18 @@ absl::StatusOr<LaneValue> InstructionEmitter::CheckedAddress(const Instruction& 
   if (operand.kind != Kind::kAddress) return Malformed(i, "an address is needed");
   const Operand& base = operand.parts[0];
   const int64_t offset = operand.offset + (base.kind == Kind::kRegister ? base.offset : 0);
+  if (space == Space::kSharedCluster) {
+    ASSIGN_OR_RETURN(LaneValue value, Get(i, base, Type{Type::kUnsigned, 1, 64}));
+    if (base.kind != Kind::kRegister || base.offset == 0) {
+      value = PatternAdd(
+          value, LaneValue::Uniform(builder_.getInt64(static_cast<uint64_t>(operand.offset))),
+          false);
+    }
+    CheckGroup whole;
+    whole.high = bytes;
+    whole.bytes = bytes;
+    return CheckRange(i, PlainOfCluster(value, bytes), Space::kGeneric, whole);
+  }
   CheckGroup own;
   own.low = own.anchor = offset;
   own.high = offset + bytes;
@@ -300,6 +311,15 @@ bool InstructionEmitter::IsOrdered(const Instruction& i) {
 absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
   ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
   if (i.operands.size() < 2) return Malformed(i, "ld takes two operands");
+  if (access.type.bits == 128) {  // all of it at once
+    ASSIGN_OR_RETURN(const LaneValue from, CheckedAddress(i, i.operands[1], access.space, 16));
+    llvm::Type* vector = VectorOf(IntType(128));
+    llvm::Value* out = EntryAlloca(vector, "wide");
+    CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
+                {SpillLanes(AsVector(builder_, from), "addresses"), MaskBits(ExecMask()), Int32(16),
+                 out, Int32(i.Has("acquire") ? 2 : 1)});
+    return Set(i, 0, LaneValue::Varying(builder_.CreateLoad(vector, out)), {Type::kBits, 1, 128});
+  }
   const Operand& to = i.operands[0];
   if ((to.kind == Kind::kVector ? to.parts.size() : 1) != access.count) {
     return Malformed(i, "the number of registers does not fit");
@@ -412,7 +432,21 @@ llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsig
 
 absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
   ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
+  RETURN_IF_ERROR(EmitStoreOf(i, access));
+  return i.Has("async") ? CompleteAsync(i, access.bytes()) : absl::OkStatus();
+}
+
+absl::Status InstructionEmitter::EmitStoreOf(const Instruction& i, const Access& access) {
   if (i.operands.size() < 2) return Malformed(i, "st takes two operands");
+  if (access.type.bits == 128) {
+    const Type bits = {Type::kBits, 1, 128};
+    ASSIGN_OR_RETURN(const LaneValue value, Get(i, 1, bits));
+    ASSIGN_OR_RETURN(const LaneValue to, CheckedAddress(i, i.operands[0], access.space, 16));
+    CallRuntime(kRuntimeStore, builder_.getVoidTy(),
+                {SpillLanes(AsVector(builder_, to), "addresses"), MaskBits(ExecMask()), Int32(16),
+                 SpillLanes(AsVector(builder_, value), "stored"), Int32(i.Has("release") ? 2 : 1)});
+    return absl::OkStatus();
+  }
   const Operand& from = i.operands[1];
   if ((from.kind == Kind::kVector ? from.parts.size() : 1) != access.count) {
     return Malformed(i, "the number of registers does not fit");

@@ -65,6 +65,9 @@ absl::Status InstructionEmitter::EmitCvta(const Instruction& i) {
   const bool to = i.Has("to");
   const bool shared = i.Has("shared") || i.Has("shared::cta");
   const bool local = i.Has("local");
+  if (i.Has("shared::cluster")) {
+    return Set(i, 0, to ? ClusterOfPlain(value) : PlainOfCluster(value, 0), type);
+  }
   if (!shared && !local) return Set(i, 0, value, type);  // global, const, param: plain addresses
   LaneValue base;
   if (shared) {

@@ -106,13 +106,25 @@ absl::StatusOr<LaneValue> InstructionEmitter::ReadSpecial(const Instruction& at,
   }
   if (name.substr(0, 7) == "%envreg") return LaneValue::Uniform(Int32(0));
   if (name == "%current_graph_exec") return LaneValue::Uniform(builder_.getInt64(0));
-  // A cluster is one block.
-  if (name == "%clusterid" && axis >= 0) return LaneValue::Uniform(BlockIndex(axis));
-  if (name == "%nclusterid" && axis >= 0)
-    return field(offsetof(WarpContext, grid_size) + 4 * axis, "nctaid");
-  if (name == "%cluster_ctaid" || name == "%cluster_ctarank") return LaneValue::Uniform(Int32(0));
-  if (name == "%cluster_nctaid" || name == "%cluster_nctarank") return LaneValue::Uniform(Int32(1));
-  if (name == "%is_explicit_cluster") return LaneValue::Uniform(builder_.getFalse());
+  if (name == "%clusterid" && axis >= 0)
+    return LaneValue::Uniform(builder_.CreateUDiv(BlockIndex(axis), ClusterSize(axis)));
+  if (name == "%nclusterid" && axis >= 0) {
+    llvm::Value* blocks = ContextField(i32, offsetof(WarpContext, grid_size) + 4 * axis, "nctaid");
+    return LaneValue::Uniform(builder_.CreateUDiv(blocks, ClusterSize(axis)));
+  }
+  if (name == "%cluster_ctaid" && axis >= 0)
+    return LaneValue::Uniform(builder_.CreateURem(BlockIndex(axis), ClusterSize(axis)));
+  if (name == "%cluster_nctaid" && axis >= 0) return LaneValue::Uniform(ClusterSize(axis));
+  if (name == "%cluster_ctarank") return LaneValue::Uniform(ClusterRank());
+  if (name == "%cluster_nctarank") {
+    return LaneValue::Uniform(
+        builder_.CreateMul(builder_.CreateMul(ClusterSize(0), ClusterSize(1)), ClusterSize(2)));
+  }
+  if (name == "%is_explicit_cluster") {
+    llvm::Value* said =
+        ContextField(i32, offsetof(WarpContext, explicit_cluster), "explicit_cluster");
+    return LaneValue::Uniform(builder_.CreateICmpNE(said, Int32(0)));
+  }
   // Behind all that the kernel asked for, see Launch::reserved_shared_bytes.
   if (name == "%reserved_smem_offset_begin" || name == "%reserved_smem_offset_1")
     return field(offsetof(WarpContext, reserved_shared_offset), "reserved");

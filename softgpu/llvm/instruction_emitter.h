@@ -301,6 +301,7 @@ class InstructionEmitter {
                                            ptx::Space space, unsigned bytes);
   absl::Status EmitLoad(const Instruction& i);
   absl::Status EmitStore(const Instruction& i);
+  absl::Status EmitStoreOf(const Instruction& i, const Access& access);
   absl::Status EmitAtomic(const Instruction& i);
   absl::Status EmitAtomic128(const Instruction& i, const Access& access, AtomicOp op);
   absl::Status EmitPrefetch(const Instruction& i);
@@ -354,7 +355,22 @@ class InstructionEmitter {
   absl::Status EmitBarrierObject(const Instruction& i);  // mbarrier
   absl::Status EmitIsSpace(const Instruction& i);
   absl::Status EmitCreatePolicy(const Instruction& i);
+
+  // emit_cluster.cc
+  llvm::Value* ClusterSize(int axis);
+  llvm::Value* ClusterRank();
+  llvm::Value* ClusterField(size_t offset, const char* name);
+  // Addresses in .shared::cluster and plain ones. What lies outside becomes zero.
+  LaneValue PlainOfCluster(const LaneValue& address, unsigned bytes);
+  LaneValue ClusterOfPlain(const LaneValue& address);
   absl::Status EmitClusterAddress(const Instruction& i);  // mapa getctarank
+  // What st.async and red.async do at their barrier object.
+  absl::Status CompleteAsync(const Instruction& i, unsigned bytes);
+
+  // emit_tensor.cc
+  absl::Status EmitTensorCopy(const Instruction& i);  // cp.async.bulk.tensor
+  absl::Status EmitTensorMap(const Instruction& i);
+  absl::Status EmitMultimem(const Instruction& i);
 
   // emit_texture.cc
   absl::Status EmitTexture(const Instruction& i);        // tex

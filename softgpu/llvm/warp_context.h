@@ -32,12 +32,20 @@ struct WarpContext {
   uint32_t yielded = 0;         // for compiled code: the warp that suspended spins
   uint32_t multiprocessor = 0;  // %smid
   uint32_t multiprocessors = 1;
-  uint32_t total_shared_bytes = 0;      // what the kernel declared and the launch added
-  uint32_t reserved_shared_offset = 0;  // %reserved_smem_offset_1
-  uint64_t grid_number = 0;             // %gridid
-  uint64_t grid_workspace = 0;          // 64 bytes, zero when the grid starts
-  void* block = nullptr;                // the executor's
+  uint32_t total_shared_bytes = 0;       // what the kernel declared and the launch added
+  uint32_t reserved_shared_offset = 0;   // %reserved_smem_offset_1
+  uint32_t cluster_size[3] = {1, 1, 1};  // in blocks
+  uint32_t explicit_cluster = 0;         // %is_explicit_cluster
+  uint64_t cluster_shared = 0;  // shared memory of the cluster's first block; the others' follow,
+  uint64_t cluster_stride = 0;  // ... each so many bytes further
+  uint64_t grid_number = 0;     // %gridid
+  uint64_t grid_workspace = 0;  // 64 bytes, zero when the grid starts
+  void* block = nullptr;        // the executor's
 };
+
+// Addresses in .shared::cluster: below 1 << kClusterShift those of the block's own shared memory,
+// else (rank + 1) << kClusterShift and the offset in that block's.
+inline constexpr unsigned kClusterShift = 24;
 
 // In the bytes of kRuntimeFault: the addresses are offsets into shared or local memory.
 inline constexpr uint32_t kFaultInBlock = 1u << 31;
@@ -69,12 +77,16 @@ enum RuntimeFunction : int {
   kRuntimeClusterWait,  // (ctx): for what kRuntimeBarrierArrive counted at kClusterBarrier
   kRuntimeOperation,    // (ctx, u32 Operation, u64 code, u32 mask, void* slots, u32 line)
   kRuntimeFrame,        // void* (ctx, u32 warp, u64 bytes): memory for a warp that waits
+  kRuntimeCallFault,    // noreturn (ctx, u32 CallFault, u32 line)
   kRuntimeFunctionCount,
 };
 
+// Why a call cannot be made.
+enum class CallFault : uint32_t { kStackOverflow, kNoFunction };
+
 enum class BarrierOp : uint32_t { kSync, kAnd, kOr, kCount };
 inline constexpr uint32_t kBarriers = 16;               // that a kernel can name
-inline constexpr uint32_t kClusterBarrier = kBarriers;  // barrier.cluster of a cluster of one block
+inline constexpr uint32_t kClusterBarrier = kBarriers;  // barrier.cluster
 
 // What kRuntimeOperation does for the lanes in the mask: instructions that are long anyway.
 // Operands lie in slots of kSlotBytes, one element per lane in each; which slot holds what is said
@@ -106,8 +118,17 @@ enum class Operation : uint32_t {
   // 2: u32 bytes to read, what is missing becomes zero.
   kCopy,
   // 0: u64 to; 1: u64 from; 2: u32 bytes; 3: u64 address of an mbarrier (kBulkBarrier).
-  // code: kToShared | kFromShared | kBulkBarrier | kBulkReduce, AtomicOp << 8 | AtomicType << 16.
+  // 4: u16 mask of the cluster's blocks (kMulticast): the copy and the barrier object are those at
+  // the same offsets in each of them.
+  // code: kToShared | kFromShared | kBulkBarrier | kBulkReduce | kMulticast,
+  // AtomicOp << 8 | AtomicType << 16.
   kBulkCopy,
+  // 0: u64 address in shared memory; 1: u64 address of the tensor map; 2-6: s32 coordinates; 7: u64
+  // address of an mbarrier (kTensorLoad); 8: u16 mask of blocks (kMulticast); 9-11: u16 offsets
+  // (kTensorIm2col and kTensorLoad). code: rank | kTensor... | kBulkReduce, AtomicOp << 8.
+  kTensorCopy,
+  // 1: u64 address of the map; 2: u64 value. code: TensorField | kToShared, ordinal << 8.
+  kTensorReplace,
   // code: BarrierObjectOp | kToShared; 0: u64 state or u32 done; 1: u64 address; 2: u32 count or
   // parity; 3: u64 state.
   kBarrierObject,
@@ -120,6 +141,22 @@ inline constexpr uint64_t kToShared = uint64_t{1}
 inline constexpr uint64_t kFromShared = uint64_t{1} << 41;
 inline constexpr uint64_t kBulkBarrier = uint64_t{1} << 42;
 inline constexpr uint64_t kBulkReduce = uint64_t{1} << 43;
+inline constexpr uint64_t kMulticast = uint64_t{1} << 44;
+enum class TensorField : uint32_t {
+  kAddress,
+  kRank,
+  kBox,
+  kSize,
+  kStride,
+  kStep,
+  kType,
+  kInterleave,
+  kSwizzle,
+  kFill
+};
+inline constexpr uint64_t kTensorLoad = uint64_t{1} << 16;  // to shared memory, else from it
+inline constexpr uint64_t kTensorRows = uint64_t{1} << 17;  // four rows, one coordinate for each
+inline constexpr uint64_t kTensorIm2col = uint64_t{1} << 18;
 enum class BarrierObjectOp : uint32_t {
   kInit,
   kInvalidate,

@@ -210,11 +210,30 @@ class Builder {
 }  // namespace
 
 bool HasResult(const Instruction& i) {
-  static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{
-      "st",       "red",       "membar", "fence",          "trap",          "brkpt",   "nanosleep",
-      "prefetch", "prefetchu", "cp",     "griddepcontrol", "pmevent",       "exit",    "ret",
-      "bra",      "sust",      "sured",  "discard",        "applypriority", "stmatrix"};
+  static const auto* const kNone = new absl::flat_hash_set<absl::string_view>{"st",
+                                                                              "red",
+                                                                              "membar",
+                                                                              "fence",
+                                                                              "trap",
+                                                                              "brkpt",
+                                                                              "nanosleep",
+                                                                              "prefetch",
+                                                                              "prefetchu",
+                                                                              "cp",
+                                                                              "griddepcontrol",
+                                                                              "pmevent",
+                                                                              "exit",
+                                                                              "ret",
+                                                                              "bra",
+                                                                              "sust",
+                                                                              "sured",
+                                                                              "discard",
+                                                                              "applypriority",
+                                                                              "stmatrix",
+                                                                              "tensormap",
+                                                                              "setmaxnreg"};
   if (i.opcode == "bar" || i.opcode == "barrier") return i.Has("red");
+  if (i.opcode == "multimem") return i.Has("ld_reduce");
   if (i.opcode == "wmma") return !i.Has("store");
   if (i.opcode == "mbarrier") {
     return i.Has("arrive") || i.Has("arrive_drop") || i.Has("test_wait") || i.Has("try_wait") ||

@@ -38,6 +38,10 @@ KernelInfo MakeKernelInfo(const Module& module, const Function& function) {
     for (const uint32_t n : function.max_threads) threads = std::min<uint64_t>(threads * n, 1024);
     info.max_threads_per_block = static_cast<uint32_t>(threads);
   }
+  info.cluster = {function.cluster[0], function.cluster[1], function.cluster[2]};
+  info.needs_cluster = function.explicit_cluster;
+  info.max_cluster_blocks = function.max_cluster_blocks;
+  info.blocks_are_clusters = function.blocks_are_clusters;
   // A GPU's allocator needs far fewer registers than PTX names: a rough figure for attributes.
   info.registers =
       static_cast<uint32_t>(std::min<uint64_t>(255, 10 + function.summary.register_words / 6));

@@ -35,6 +35,9 @@ bool ParseType(absl::string_view name, Type* type) {
       {"tf32", {Type::kOtherFloat, 1, 32}},
       {"e4m3x2", {Type::kOtherFloat, 2, 16}},
       {"e5m2x2", {Type::kOtherFloat, 2, 16}},
+      {"e2m3x2", {Type::kOtherFloat, 2, 16}},
+      {"e3m2x2", {Type::kOtherFloat, 2, 16}},
+      {"e2m1x2", {Type::kOtherFloat, 2, 8}},
       {"pred", {Type::kPred, 1, 1}},
   };
   for (const Row& row : kTypes) {

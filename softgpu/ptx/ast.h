@@ -16,7 +16,8 @@ struct Location {
   int column = 0;
 };
 
-enum class Space { kGeneric, kGlobal, kConst, kShared, kLocal, kParam };
+// kSharedCluster: of all blocks of a cluster.
+enum class Space { kGeneric, kGlobal, kConst, kShared, kLocal, kParam, kSharedCluster };
 
 // A type of PTX, e.g. .s32, .f16x2, .pred. `bits` is the size of the whole (32 for f16x2).
 struct Type {
@@ -148,6 +149,10 @@ struct Function {
   };
   std::vector<Label> labels;
   uint32_t max_threads[3] = {0, 0, 0};  // .maxntid
+  uint32_t cluster[3] = {0, 0, 0};      // .reqnctapercluster
+  uint32_t max_cluster_blocks = 0;      // .maxclusterrank
+  bool explicit_cluster = false;
+  bool blocks_are_clusters = false;
 };
 
 struct Module {

@@ -236,10 +236,8 @@ absl::Status BodyParser::Statement() {
   if (token_.Is(':')) {
     if (instruction.guard >= 0) return Error("a label cannot have a predicate");
     Take();
-    if (token_.IsDot("branchtargets") || token_.IsDot("callprototype") ||
-        token_.IsDot("calltargets")) {
-      return SkipPast(';');
-    }
+    if (token_.IsDot("branchtargets")) return BranchTargets(instruction.opcode);
+    if (token_.IsDot("callprototype") || token_.IsDot("calltargets")) return SkipPast(';');
     Function::Label& label = function_->labels[LabelId(instruction.opcode)];
     if (label.position >= 0) {
       return ErrorAt(instruction.location, absl::StrCat("label ", label.name, " is defined twice"));
@@ -270,8 +268,72 @@ absl::Status BodyParser::Statement() {
     target.kind = Operand::Kind::kLabel;
     target.index = LabelId(target.name);
   }
-  function_->body.push_back(std::move(instruction));
+  if (instruction.opcode == "brx") {
+    RETURN_IF_ERROR(LowerIndexedBranch(instruction));
+  } else {
+    function_->body.push_back(std::move(instruction));
+  }
   return Expect(';');
+}
+
+absl::Status BodyParser::BranchTargets(absl::string_view name) {
+  Take();
+  std::vector<int>& targets = branch_targets_[name];
+  targets.clear();
+  do {
+    ASSIGN_OR_RETURN(const absl::string_view target, Identifier("a label"));
+    targets.push_back(LabelId(target));
+  } while (Accept(','));
+  return Expect(';');
+}
+
+// brx.idx as comparisons and branches. An index that the list does not have means nothing in PTX:
+// it goes to the last of the list.
+absl::Status BodyParser::LowerIndexedBranch(const Instruction& branch) {
+  const auto targets = branch.operands.size() == 2 ? branch_targets_.find(branch.operands[1].name)
+                                                   : branch_targets_.end();
+  if (!branch.Has("idx") || targets == branch_targets_.end() || targets->second.empty()) {
+    return ErrorAt(branch.location, "brx.idx needs an index and a list of branch targets");
+  }
+  const auto jump = [&](int label, int guard, bool negated) {
+    Instruction bra;
+    bra.location = branch.location;
+    bra.opcode = "bra";
+    bra.guard = guard;
+    bra.guard_negated = negated;
+    Operand target;
+    target.kind = Operand::Kind::kLabel;
+    target.index = label;
+    bra.operands.push_back(std::move(target));
+    function_->body.push_back(std::move(bra));
+  };
+  int skip = -1;
+  if (branch.guard >= 0) {
+    skip = static_cast<int>(function_->labels.size());
+    function_->labels.push_back({"", -1});
+    jump(skip, branch.guard, !branch.guard_negated);
+  }
+  for (size_t k = 0; k + 1 < targets->second.size(); ++k) {
+    const int is_it = static_cast<int>(function_->registers.size());
+    function_->registers.push_back({"", {Type::kPred, 1, 1}});
+    Instruction compare;
+    compare.location = branch.location;
+    compare.opcode = "setp";
+    compare.modifiers = {"eq", "u32"};
+    compare.types = {{Type::kUnsigned, 1, 32}};
+    Operand result;
+    result.kind = Operand::Kind::kRegister;
+    result.index = is_it;
+    Operand number;
+    number.kind = Operand::Kind::kImmediate;
+    number.bits = k;
+    compare.operands = {std::move(result), branch.operands[0], std::move(number)};
+    function_->body.push_back(std::move(compare));
+    jump(targets->second[k], is_it, false);
+  }
+  jump(targets->second.back(), -1, false);
+  if (skip >= 0) function_->labels[skip].position = static_cast<int>(function_->body.size());
+  return absl::OkStatus();
 }
 
 absl::Status BodyParser::ParseOperand(Operand* out, int depth) {

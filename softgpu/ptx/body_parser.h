@@ -48,6 +48,8 @@ class BodyParser : protected DeclarationParser {
   absl::Status FunctionVariables(Space space, Linkage linkage);
   absl::Status Registers();
   absl::Status Statement();
+  absl::Status BranchTargets(absl::string_view name);
+  absl::Status LowerIndexedBranch(const Instruction& branch);
   absl::Status ParseOperand(Operand* out, int depth);
   absl::Status NamedOperand(Operand* out);
   absl::Status VectorRegister(const Token& name, int base, int count, Operand* out);
@@ -56,6 +58,7 @@ class BodyParser : protected DeclarationParser {
   bool in_video_ = false;
   std::vector<Scope> scopes_;
   absl::flat_hash_map<absl::string_view, int> label_ids_;
+  absl::flat_hash_map<absl::string_view, std::vector<int>> branch_targets_;  // labels, by list
 };
 
 }  // namespace fargpu::softgpu::ptx

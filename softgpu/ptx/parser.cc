@@ -173,21 +173,27 @@ class ModuleParser : protected DeclarationParser {
       }
       if (name == "noreturn") continue;
       const bool threads = name == "maxntid" || name == "reqntid";
+      uint32_t ignored[3] = {};
+      uint32_t* const numbers = threads                       ? f->max_threads
+                                : name == "reqnctapercluster" ? f->cluster
+                                : name == "maxclusterrank"    ? &f->max_cluster_blocks
+                                                              : ignored;
+      const int most = name == "maxclusterrank" ? 1 : 3;
+      if (name == "explicitcluster") f->explicit_cluster = true;
+      if (name == "blocksareclusters") f->blocks_are_clusters = true;
       if (!threads && name != "minnctapersm" && name != "maxnctapersm" && name != "maxnreg" &&
           name != "maxclusterrank" && name != "reqnctapercluster" && name != "explicitcluster" &&
           name != "blocksareclusters" && name != "abi_preserve" && name != "abi_preserve_control") {
         return Error(absl::StrCat("unknown directive .", name, " of a function"));
       }
       for (int i = 0; token_.kind == TokenKind::kInteger; ++i) {
-        if (i >= 3) return Error(absl::StrCat("too many numbers for .", name));
-        if (threads) {
-          f->max_threads[i] = static_cast<uint32_t>(std::min<uint64_t>(token_.value, UINT32_MAX));
-        }
+        if (i >= most) return Error(absl::StrCat("too many numbers for .", name));
+        numbers[i] = static_cast<uint32_t>(std::min<uint64_t>(token_.value, UINT32_MAX));
         Take();
         if (!Accept(',')) break;
       }
-      if (threads) {
-        for (uint32_t& n : f->max_threads) n = n == 0 ? 1 : n;
+      if (threads || numbers == f->cluster) {
+        for (int i = 0; i < 3; ++i) numbers[i] = std::max(numbers[i], 1u);
       }
     }
     return absl::OkStatus();

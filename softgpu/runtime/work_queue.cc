@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <system_error>
@@ -179,6 +180,17 @@ void WorkQueue::Wait(uint64_t position) {
       return;  // the worker is stuck in a kernel that the end of the process does not wait for
     }
   }
+}
+
+bool WorkQueue::WaitUntil(uint64_t position, steady_clock::time_point deadline) {
+  MutexLock lock(&mutex_);
+  while (!Completed(position)) {
+    const auto left = deadline - steady_clock::now();
+    if (left <= steady_clock::duration::zero() || WorkersStopped()) return false;
+    WakeWorker();
+    progress_.WaitFor(&mutex_, std::min<steady_clock::duration>(left, kRecheck));
+  }
+  return true;
 }
 
 void StopWorkers(milliseconds patience) { WorkerPool::Get().Stop(patience); }

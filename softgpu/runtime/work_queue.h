@@ -49,6 +49,8 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   // wait is as long as the kernels are.
   void Wait(uint64_t position);
   void WaitIdle() { Wait(submitted()); }
+  // The same until `deadline`, leaving the work to other threads. Whether `position` has completed.
+  bool WaitUntil(uint64_t position, std::chrono::steady_clock::time_point deadline);
 
  private:
   friend class WorkerPool;

@@ -262,6 +262,72 @@ void AddNarrow(Table* t, const std::string& name, const Format& format) {
          {&all});
 }
 
+// Formats of 4 and 6 bits, which have numbers only: their values by pattern, without the sign.
+struct Tiny {
+  std::string name;
+  int exponent_bits;
+  int fraction_bits;
+  int bits() const { return 1 + exponent_bits + fraction_bits; }
+  double ValueOf(uint32_t pattern) const {
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = static_cast<int>(pattern >> fraction_bits);
+    const double fraction = pattern & ((1u << fraction_bits) - 1);
+    const double unit = std::ldexp(1.0, std::max(exponent, 1) - bias - fraction_bits);
+    return (exponent == 0 ? fraction : fraction + (1 << fraction_bits)) * unit;
+  }
+  // The nearest; of two that are as near the one whose pattern is even.
+  uint32_t Nearest(Wide v) const {
+    const uint32_t sign = 1u << (bits() - 1);
+    if (IsNan(v)) return sign - 1;
+    const Wide magnitude = SignBit(v) ? -v : v;
+    uint32_t best = 0;
+    for (uint32_t p = 1; p < sign; ++p) {
+      const Wide distance = magnitude - Wide{ValueOf(p)};
+      const Wide least = magnitude - Wide{ValueOf(best)};
+      const Wide d = distance < 0 ? -distance : distance;
+      const Wide l = least < 0 ? -least : least;
+      if (d < l || (d == l && p % 2 == 0)) best = p;
+    }
+    if (IsInfinite(v)) best = sign - 1;
+    return best | (SignBit(v) ? sign : 0);
+  }
+};
+
+void AddTiny(Table* t, const Tiny& tiny) {
+  // Two values side by side, in 8 or in 16 bits; what has 8 is shown twice.
+  const int step = tiny.bits() == 4 ? 4 : 8;
+  const auto join = [step](uint32_t high, uint32_t low) {
+    const uint32_t both = high << step | low;
+    return static_cast<uint16_t>(step == 4 ? both | both << 8 : both);
+  };
+  const std::string into =
+      step == 4 ? "{ .reg .b8 n; $ n, %a, %b; mov.b16 %d, {n, n}; }" : "$ %d, %a, %b;";
+  t->Add("cvt.rn.satfinite." + tiny.name + ".f32", into,
+         [tiny, join](float a, float b) { return join(tiny.Nearest(a), tiny.Nearest(b)); });
+  t->Add("cvt.rn.satfinite.relu." + tiny.name + ".f32", into, [tiny, join](float a, float b) {
+    return join(tiny.Nearest(ReluWide(a)), tiny.Nearest(ReluWide(b)));
+  });
+  static const Values& all = *new Values([] {
+    Values v;
+    for (uint64_t k = 0; k < 256; ++k) v.push_back(k | ((k * 37 + 11) & 255) << 8);
+    return v;
+  }());
+  const std::string from =
+      step == 4 ? "{ .reg .b8 n, m; mov.b16 {n, m}, %a; $ %d, n; }" : "$ %d, %a;";
+  t->Add("cvt.rn.f16x2." + tiny.name, from,
+         [tiny, step](uint16_t a) {
+           uint32_t r = 0;
+           for (int k = 0; k < 2; ++k) {
+             const uint32_t sign = 1u << (tiny.bits() - 1);
+             const uint32_t p = static_cast<uint32_t>(a >> (step * k)) & (2 * sign - 1);
+             const Wide v = tiny.ValueOf(p & (sign - 1));
+             r |= static_cast<uint32_t>(Encode(kF16, {(p & sign) != 0 ? -v : v, 0})) << (16 * k);
+           }
+           return Half2{r};
+         },
+         {&all});
+}
+
 template <typename T, typename P>
 void AddPacked(Table* t, const std::string& type) {
   for (const Round mode : {Round::kNearestEven, Round::kZero}) {
@@ -363,6 +429,9 @@ void AddConversionRows(Table* t) {
   t->Add("cvt.rn.sat.f32.s32", "$ %d, %a;", [](int32_t a) { return a > 0 ? 1.0f : 0.0f; });
   AddPacked<Half, Half2>(t, "f16x2");
   AddPacked<BHalf, BHalf2>(t, "bf16x2");
+  AddTiny(t, {"e2m1x2", 2, 1});
+  AddTiny(t, {"e2m3x2", 2, 3});
+  AddTiny(t, {"e3m2x2", 3, 2});
   AddNarrow(t, "e4m3x2", kE4M3);
   AddNarrow(t, "e5m2x2", kE5M2);
   AddTf32(t);

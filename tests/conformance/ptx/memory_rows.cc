@@ -361,6 +361,25 @@ KernelRow AtomicRow(const Form& f) {
 
 }  // namespace
 
+// multimem.*: of one device, what is reduced is its own memory.
+void AddMultimemRows(Table* t) {
+  std::vector<Form> loads, stores;
+  for (const Form& f : FormsOf({"multimem"})) {
+    if (f.Has("red")) {
+      t->AddKernel(AtomicRow(f));
+    } else {
+      (f.Has("st") ? stores : loads).push_back(f);
+    }
+  }
+  for (size_t first = 0; first < loads.size(); first += kFormsInKernel) {
+    const size_t end = std::min(first + kFormsInKernel, loads.size());
+    t->AddKernel(
+        LoadRow({loads.begin() + static_cast<long>(first), loads.begin() + static_cast<long>(end)},
+                "global"));
+  }
+  t->AddKernel(StoreRow(stores, "global"));
+}
+
 void AddMemoryRows(Table* t) {
   for (const bool load : {true, false}) {
     std::map<std::string, std::vector<Form>> by_space;

@@ -14,6 +14,7 @@ void AddComparisonRows(Table* table);  // comparison_rows.cc
 void AddControlRows(Table* table);     // control_rows.cc
 void AddMemoryRows(Table* table);      // memory_rows.cc
 void AddAtomicRows(Table* table);      // memory_rows.cc
+void AddMultimemRows(Table* table);    // memory_rows.cc
 void AddMatrixRows(Table* table);      // matrix_rows.cc
 void AddTextureRows(Table* table);     // texture_rows.cc
 void AddWarpRows(Table* table);        // warp_rows.cc
@@ -30,7 +31,7 @@ inline constexpr Family kFamilies[] = {
     {"Control", AddControlRows},       {"Memory", AddMemoryRows},
     {"Atomic", AddAtomicRows},         {"Warp", AddWarpRows},
     {"Matrix", AddMatrixRows},         {"Video", AddVideoRows},
-    {"Texture", AddTextureRows},
+    {"Texture", AddTextureRows},       {"Multimem", AddMultimemRows},
 };
 
 }  // namespace fargpu::conformance
