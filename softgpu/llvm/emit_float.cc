@@ -440,8 +440,9 @@ absl::Status InstructionEmitter::EmitApproximate(const Instruction& i) {
     }
     llvm::Value* root = Intrinsic(llvm::Intrinsic::sqrt, {x});
     llvm::Value* result = builder_.CreateFDiv(FloatConstant(x, 1), root);
-    if (type.bits == 64) {
-      // A seed for Newton iterations: only the high word counts.
+    if (type.bits == 64 && i.Has("ftz")) {
+      // A seed for Newton iterations: only the high word counts. Without ftz it is CUDA's
+      // rsqrt(double), which is off by one unit in the last place at most.
       llvm::Value* bits = AsBits(result);
       result = AsType(builder_.CreateAnd(bits, Constant(bits, 0xffffffff00000000)), type);
     }

@@ -228,8 +228,11 @@ void AddApproximations(Table* t) {
   });
   t->Add("rcp.approx.ftz.f64", "$ %d, %a; and.b64 %d, %d, 0xffffffff;",
          [](double a) { return std::isnan(a) ? uint64_t{0} : uint64_t{0}; });
+  // No seed: CUDA's rsqrt(double) is this instruction, and off by one unit in the last place at
+  // most.
   t->Add("rsqrt.approx.f64", "$ %d, %a;", [](double a) {
-    return Near<double>{1 / std::sqrt(a), 0, 0x1p-20};
+    return Near<double>{static_cast<double>(1 / std::sqrt(static_cast<long double>(a))), 0,
+                        0x1p-52};
   });
   t->Add("rsqrt.approx.ftz.f64", "$ %d, %a;", [](double a) {
     if (std::fabs(a) < 0x1p-1022) a = std::copysign(0.0, a);
