@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'e2e'))
 import harness  # noqa: E402
 
 SKIPPED = 77
-LIBRARIES = ['cublas', 'cufft', 'curand', 'curand_device', 'cusparse', 'cusolver', 'cudnn', 'thrust']
+LIBRARIES = ['cublas', 'cublas_half', 'cufft', 'curand', 'curand_device', 'cusparse', 'cusolver', 'cudnn', 'thrust']
 # What is right within seconds: one case of each kind whose kernels are short.
 QUICK = {
     'cufft': ['c2c_8', 'z2z_8', 'r2c_8', 'c2r_8', 'c2c_97'],
