@@ -610,7 +610,7 @@ TEST_F(AnswersTest, VirtualMemory) {
   ASSERT_EQ(cuMemAddressReserve(&address, 4 << 20, 0, 0, 0), CUDA_SUCCESS);
   CUmemAllocationProp prop = {};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CUmemGenericAllocationHandle handle = 0;
   ASSERT_EQ(cuMemCreate(&handle, 2 << 20, &prop, 0), CUDA_SUCCESS);
   EXPECT_NE(handle, 0u);

@@ -189,7 +189,7 @@ void CopyInMemory(const Place& to, const Place& from, const wire::BoxShape& shap
 
 absl::Status CopyIn(Session& session, const Place& to, const Place& from,
                     const wire::BoxShape& shape, wire::StreamId stream) {
-  SettleDeliveries(session, from.host(), *Extent(from, shape));
+  RETURN_IF_ERROR(SettleSource(session, from.host(), *Extent(from, shape), stream));
   std::vector<char> gathered;
   return ForEachPart(shape, [&](const Part& part) {
     const Place source = At(from, part);

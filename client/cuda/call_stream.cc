@@ -38,7 +38,7 @@ int64_t Now() {
 CallStream::CallStream(std::unique_ptr<transport::Connection> connection,
                        transport::LinkOptions options,
                        std::function<void(absl::Span<const char>)> print)
-    : print_(std::move(print)) {
+    : print_(std::move(print)), host_functions_([this](uint64_t run) { EndHostFunction(run); }) {
   body_.reserve(2 * kFullFrameBytes);
   link_ = transport::Link::Start(
       std::move(connection), options, [this](transport::IncomingFrame frame) { Handle(frame); },
@@ -64,6 +64,7 @@ CallStream::~CallStream() {
     flusher_wake_->SignalAll();
   }
   flusher_->join();
+  host_functions_.Stop();
   link_.reset();  // before what its handler uses
 }
 
@@ -84,9 +85,9 @@ void CallStream::Die(const absl::Status& cause) {
     // Under the lock: who finds the cause there already must not see the stream alive afterwards.
     dead_.store(true, std::memory_order_release);
   }
-  if (!leaving_.load()) {
-    FARGPU_LOG(kError, "the session is over: ", std::string(cause.message()));
-  }
+  if (leaving_.load()) return;
+  FARGPU_LOG(kError, "the session is over: ", std::string(cause.message()));
+  host_functions_.End(ToCuResult(status()));
 }
 
 void CallStream::Distrust(const absl::Status& why) {
@@ -237,6 +238,9 @@ void CallStream::Handle(const transport::IncomingFrame& frame) {
     case wire::FrameKind::kDelivery:
       handled = HandleDelivery(frame);
       break;
+    case wire::FrameKind::kHostFunction:
+      handled = HandleHostFunction(frame);
+      break;
     case wire::FrameKind::kGoodbye:
       return;  // the link ends by itself
     default:
@@ -306,6 +310,18 @@ absl::Status CallStream::HandleDelivery(const transport::IncomingFrame& frame) {
   return deliveries_.Apply(where[0], where[1], frame.bulk());
 }
 
+absl::Status CallStream::HandleHostFunction(const transport::IncomingFrame& frame) {
+  wire::HostFunctionRun run;
+  RETURN_IF_ERROR(wire::DecodeFrameBody(frame.body(), &run));
+  return host_functions_.Start(run);
+}
+
+void CallStream::EndHostFunction(uint64_t run) {
+  const wire::HostFunctionDone done = {.run = run};
+  link_->Send(wire::FrameKind::kHostFunctionDone, 0, 0, wire::FrameBodyOf(done), {})
+      .IgnoreError();  // a link that has died has said so
+}
+
 void CallStream::RunFlusher() {
   // Otherwise the kernel adds 50 us to each of our short sleeps.
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
@@ -346,6 +362,7 @@ void CallStream::SayGoodbye(absl::Duration limit) {
 void CallStream::AbandonAfterFork() {
   link_->AbandonAfterFork();
   flusher_.release();  // the thread is the parent's
+  host_functions_.AbandonAfterFork();
 }
 
 }  // namespace fargpu::client

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 
 #include "client/cuda/deliveries.h"
+#include "client/cuda/host_functions.h"
 #include "client/cuda/stats.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
@@ -109,6 +110,7 @@ class CallStream {
   void AbandonAfterFork();
 
   Deliveries& deliveries() { return deliveries_; }
+  HostFunctions& host_functions() { return host_functions_; }
   Stats& stats() { return stats_; }
   std::string Describe() const { return link_->Describe(); }
   absl::Status WaitOpen(absl::Time deadline) { return link_->WaitOpen(deadline); }
@@ -146,6 +148,8 @@ class CallStream {
   void Handle(const transport::IncomingFrame& frame);
   absl::Status HandleReplies(const transport::IncomingFrame& frame);
   absl::Status HandleDelivery(const transport::IncomingFrame& frame);
+  absl::Status HandleHostFunction(const transport::IncomingFrame& frame);
+  void EndHostFunction(uint64_t run);
   // Nothing is written into `pending` any more.
   void Forget(PendingReply* pending);
   void Die(const absl::Status& cause);
@@ -154,6 +158,7 @@ class CallStream {
   const std::function<void(absl::Span<const char>)> print_;
   Stats stats_;
   Deliveries deliveries_;
+  HostFunctions host_functions_;
 
   // Order of locks: mutex_, then pending_mutex_ or a lock of the link. The link's handler takes
   // pending_mutex_ and the deliveries' lock only.

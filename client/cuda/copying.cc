@@ -22,6 +22,12 @@ bool IsPinned(Session& session, const void* memory, size_t bytes) {
   return range.has_value() && bytes <= range->end() - begin;
 }
 
+wire::StreamId ToStream(DefaultStream default_stream) {
+  const CUstream handle =
+      default_stream == DefaultStream::kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+  return {reinterpret_cast<uint64_t>(handle)};
+}
+
 absl::Status CheckHostPointer(const void* memory) {
   if (memory != nullptr) return absl::OkStatus();
   return CudaError(CUDA_ERROR_INVALID_VALUE, "the host pointer is null");
@@ -36,6 +42,13 @@ void SettleDeliveries(Session& session, const void* memory, size_t bytes) {
   }
   // What still has not come belongs to a copy that failed, or to another context.
   session.calls().deliveries().Cancel(memory, bytes);
+}
+
+absl::Status SettleSource(Session& session, const void* memory, size_t bytes,
+                          wire::StreamId stream) {
+  SettleDeliveries(session, memory, bytes);
+  if (!session.calls().host_functions().any_pending()) return absl::OkStatus();
+  return SynchronizeStream(session, stream);
 }
 
 absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
@@ -61,8 +74,7 @@ absl::Status CopyHostToDevice(Session& session, CUdeviceptr to, const void* from
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(from));
   RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
-  // The source may be what an earlier copy is still to bring.
-  SettleDeliveries(session, from, bytes);
+  RETURN_IF_ERROR(SettleSource(session, from, bytes, ToStream(default_stream)));
   return session.SendBulk(
       absl::MakeConstSpan(static_cast<const char*>(from), bytes), [&](size_t offset, size_t size) {
         return wire::MemcpyHtoDV2Request{.dstDevice = to + offset,
@@ -122,9 +134,7 @@ absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void*
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(from));
   RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
-  // The bytes leave now, not when the stream gets there; a copy on the same stream that is still to
-  // fill them would be too late.
-  SettleDeliveries(session, from, bytes);
+  RETURN_IF_ERROR(SettleSource(session, from, bytes, stream));
   return session.SendBulk(absl::MakeConstSpan(static_cast<const char*>(from), bytes),
                           [&](size_t offset, size_t size) {
                             return wire::MemcpyHtoDAsyncV2Request{

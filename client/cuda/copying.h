@@ -15,6 +15,12 @@ namespace fargpu::client {
 // asynchronous copy into it is under way.
 void SettleDeliveries(Session& session, const void* memory, size_t bytes);
 
+// Makes sure that this host memory holds what a copy out of it would find that is queued on
+// `stream` now: bytes leave at the call, not when the stream gets there, which is too early if an
+// earlier copy or a function of the program on the stream is still to fill it.
+absl::Status SettleSource(Session& session, const void* memory, size_t bytes,
+                          wire::StreamId stream);
+
 // CUDA_ERROR_INVALID_VALUE if a range of device memory cannot be right: it lies outside the window
 // of device addresses, or runs over the end of an allocation.
 absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t bytes);

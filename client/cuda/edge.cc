@@ -107,6 +107,7 @@ absl::Status Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(process.init_mutex) {
 CUresult EnterEdge(Session** session) noexcept {
   switch (process.state.load(std::memory_order_acquire)) {
     case State::kReady:
+      if (CurrentThread().in_host_function) return CUDA_ERROR_NOT_PERMITTED;
       *session = process.session.load(std::memory_order_relaxed);
       return CUDA_SUCCESS;
     case State::kEnded:

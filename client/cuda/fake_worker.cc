@@ -150,6 +150,13 @@ void FakeWorker::Handle(const transport::IncomingFrame& frame) {
     goodbye_ = true;
     return;
   }
+  if (frame.header.kind == wire::FrameKind::kHostFunctionDone) {
+    wire::HostFunctionDone done;
+    ASSERT_TRUE(wire::DecodeFrameBody(frame.body(), &done).ok());
+    MutexLock lock(&mutex_);
+    ended_runs_.push_back(done.run);
+    return;
+  }
   ASSERT_EQ(frame.header.kind, wire::FrameKind::kCalls);
   EXPECT_EQ(frame.header.first_call, next_call_);
   {
@@ -208,6 +215,18 @@ void FakeWorker::Deliver(uint64_t token, uint64_t offset, absl::Span<const char>
              absl::MakeConstSpan(reinterpret_cast<const char*>(where), sizeof(where)), bulk)
       .status()
       .IgnoreError();
+}
+
+void FakeWorker::SendHostFunction(const wire::HostFunctionRun& run) {
+  link_ptr_.load()
+      ->Send(wire::FrameKind::kHostFunction, 0, 0, wire::FrameBodyOf(run), {})
+      .status()
+      .IgnoreError();
+}
+
+std::vector<uint64_t> FakeWorker::ended_runs() const {
+  MutexLock lock(&mutex_);
+  return ended_runs_;
 }
 
 void FakeWorker::SendReplies(uint16_t records, absl::Span<const char> body) {

@@ -86,6 +86,10 @@ class FakeWorker {
 
   // Sends bytes as a delivery, as they are.
   void Deliver(uint64_t token, uint64_t offset, absl::Span<const char> bytes);
+  // Says that a stream has come to a function of the program.
+  void SendHostFunction(const wire::HostFunctionRun& run);
+  // Runs that the client says have ended, in order.
+  std::vector<uint64_t> ended_runs() const;
   // Sends a frame of replies, as it is.
   void SendReplies(uint16_t records, absl::Span<const char> body);
   void StopAnswering() { answers_.store(false); }
@@ -115,6 +119,7 @@ class FakeWorker {
   std::vector<Received> received_ ABSL_GUARDED_BY(mutex_);
   size_t frames_ ABSL_GUARDED_BY(mutex_) = 0;
   bool goodbye_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<uint64_t> ended_runs_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_call_ = 1;
   std::unique_ptr<transport::Connection> client_end_;
   std::atomic<transport::Link*> link_ptr_{nullptr};

@@ -4,23 +4,22 @@
 #include <cudaProfiler.h>
 
 namespace fargpu::client {
-namespace {
-
-// cuda.h has no prototypes of the per-thread twins. Only their addresses are wanted.
-extern "C" {
+// cuda.h has prototypes of some per-thread twins only. Their addresses are all that is wanted, so
+// they get names of ours.
 #define X(name, symbol, since)
-#define X_TWIN(name, symbol, since, twin, twin_since) void twin();
+#define X_TWIN(name, symbol, since, twin, twin_since) void AddressOf_##twin() asm(#twin);
 #include "proc_address_rows.inc"
 #undef X
 #undef X_TWIN
-}
+
+namespace {
 
 const driver_abi::ProcRow kRows[] = {
 #define X(name, symbol, since) {name, #symbol, since, reinterpret_cast<void*>(&symbol), 0, nullptr},
 #define X_TWIN(name, symbol, since, twin, twin_since) \
   {name,       #symbol,                               \
    since,      reinterpret_cast<void*>(&symbol),      \
-   twin_since, reinterpret_cast<void*>(&twin)},
+   twin_since, reinterpret_cast<void*>(&AddressOf_##twin)},
 #include "proc_address_rows.inc"
 #undef X
 #undef X_TWIN

@@ -13,6 +13,7 @@ struct ThreadState {
   uint32_t number = 0;  // names the thread on the wire; from 1 up
   int depth = 0;        // contexts on the stack; the last one is current
   CUcontext stack[kMaxContexts] = {};
+  bool in_host_function = false;  // called by a stream; CUDA is off limits
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
   CUcontext current() const { return depth > 0 ? stack[depth - 1] : nullptr; }

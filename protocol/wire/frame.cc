@@ -43,7 +43,7 @@ absl::Status DecodeFrameHeader(absl::Span<const char> in, FrameHeader* header) {
   }
   const auto kind = Get<uint16_t>(in.data(), 4);
   if (kind < static_cast<uint16_t>(FrameKind::kCalls) ||
-      kind > static_cast<uint16_t>(FrameKind::kOpen)) {
+      kind > static_cast<uint16_t>(FrameKind::kHostFunctionDone)) {
     return absl::InvalidArgumentError(absl::StrCat("unknown frame kind ", kind));
   }
   header->kind = static_cast<FrameKind>(kind);

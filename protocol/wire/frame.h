@@ -15,8 +15,10 @@ enum class FrameKind : uint16_t {
   kReplies = 2,   // worker -> client: reply records
   kDelivery = 3,  // worker -> client: bytes of an asynchronous device-to-host copy
   kHeartbeat = 4,
-  kGoodbye = 5,  // the sender ends the session in an orderly way
-  kOpen = 6,     // first frame in each direction; see Connection
+  kGoodbye = 5,           // the sender ends the session in an orderly way
+  kOpen = 6,              // first frame in each direction; see Connection
+  kHostFunction = 7,      // worker -> client: a stream has come to a function of the program
+  kHostFunctionDone = 8,  // client -> worker: it has returned
 };
 
 struct FrameHeader {

@@ -288,6 +288,34 @@ CUresult FakeDriver::cuStreamSynchronize(CUstream stream) {
   return CUDA_SUCCESS;
 }
 CUresult FakeDriver::cuStreamQuery(CUstream stream) { return Enter("cuStreamQuery"); }
+void FakeDriver::CallOnThread(std::function<void()> function) {
+  host_functions_running_.fetch_add(1);
+  MutexLock lock(&mutex_);
+  host_threads_.emplace_back([this, function = std::move(function)] {
+    function();
+    host_functions_running_.fetch_sub(1);
+  });
+}
+CUresult FakeDriver::cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  FAKE_ENTER("cuLaunchHostFunc");
+  CallOnThread([function, data] { function(data); });
+  return CUDA_SUCCESS;
+}
+CUresult FakeDriver::cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void* data,
+                                         unsigned int flags) {
+  FAKE_ENTER("cuStreamAddCallback");
+  CallOnThread([stream, callback, data] { callback(stream, CUDA_SUCCESS, data); });
+  return CUDA_SUCCESS;
+}
+FakeDriver::~FakeDriver() {
+  std::vector<std::thread> threads;
+  {
+    MutexLock lock(&mutex_);
+    threads.swap(host_threads_);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 CUresult FakeDriver::cuEventCreate(CUevent* event, unsigned int flags) {
   FAKE_ENTER("cuEventCreate");
   MutexLock lock(&mutex_);

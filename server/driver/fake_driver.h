@@ -1,9 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/mutex.h"
@@ -28,6 +31,7 @@ class FakeDriver : public Driver {
 
   explicit FakeDriver(int devices = 1, bool has_vmm = true)
       : devices_(devices), has_vmm_(has_vmm) {}
+  ~FakeDriver() override;
 
   // The next call of `name` returns `result` and does nothing.
   void FailNext(const std::string& name, CUresult result);
@@ -44,6 +48,8 @@ class FakeDriver : public Driver {
   std::vector<std::string> calls() const;
   int Count(const std::string& name) const;
   std::vector<Launch> launches() const;
+  // Host functions and callbacks that have been called, by a thread each, and not returned.
+  int host_functions_running() const { return host_functions_running_.load(); }
   // Text that the next synchronising call prints to stdout, as device printf does.
   void PrintOnSynchronize(const std::string& text);
 
@@ -96,6 +102,9 @@ class FakeDriver : public Driver {
   CUresult cuStreamDestroy_v2(CUstream stream) override;
   CUresult cuStreamSynchronize(CUstream stream) override;
   CUresult cuStreamQuery(CUstream stream) override;
+  CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) override;
+  CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void* data,
+                               unsigned int flags) override;
   CUresult cuEventCreate(CUevent* event, unsigned int flags) override;
   CUresult cuEventRecord(CUevent event, CUstream stream) override;
   CUresult cuEventQuery(CUevent event) override;
@@ -124,6 +133,7 @@ class FakeDriver : public Driver {
   // Notes the call, waits if it is held, and says what it shall return.
   CUresult Enter(const char* name);
   void Print();
+  void CallOnThread(std::function<void()> function);
 
   const int devices_;
   const bool has_vmm_;
@@ -139,6 +149,8 @@ class FakeDriver : public Driver {
   uint64_t last_handle_ ABSL_GUARDED_BY(mutex_) = 0x1000;
   std::vector<Launch> launches_ ABSL_GUARDED_BY(mutex_);
   std::string print_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<int> host_functions_running_{0};
+  std::vector<std::thread> host_threads_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fargpu::server

@@ -21,6 +21,7 @@
 #include "memory/device_allocator.h"
 #include "memory/lease_ledger.h"
 #include "messages.h"
+#include "protocol/wire/host_function.h"
 #include "protocol/wire/record.h"
 #include "server/driver/driver_memory.h"
 #include "server/driver/fake_driver.h"
@@ -115,6 +116,15 @@ class WireClient {
     MutexLock lock(&mutex_);
     return deliveries_;
   }
+  // Functions of the program that streams have come to, in order.
+  std::vector<wire::HostFunctionRun> runs() {
+    MutexLock lock(&mutex_);
+    return runs_;
+  }
+  size_t deliveries_before_first_run() {
+    MutexLock lock(&mutex_);
+    return deliveries_before_first_run_;
+  }
   transport::Link& link() { return *link_; }
   uint64_t next_call() const { return next_call_; }
 
@@ -127,6 +137,11 @@ class WireClient {
       std::memcpy(&delivery.offset, frame.body().data() + 8, 8);
       delivery.bytes.assign(frame.bulk().begin(), frame.bulk().end());
       deliveries_.push_back(std::move(delivery));
+      return;
+    }
+    if (frame.header.kind == wire::FrameKind::kHostFunction) {
+      if (runs_.empty()) deliveries_before_first_run_ = deliveries_.size();
+      ASSERT_THAT(wire::DecodeFrameBody(frame.body(), &runs_.emplace_back()), IsOk());
       return;
     }
     if (frame.header.kind != wire::FrameKind::kReplies) return;
@@ -153,6 +168,8 @@ class WireClient {
   Mutex mutex_;
   std::map<uint64_t, Reply> replies_ ABSL_GUARDED_BY(mutex_);
   std::vector<Delivery> deliveries_ ABSL_GUARDED_BY(mutex_);
+  std::vector<wire::HostFunctionRun> runs_ ABSL_GUARDED_BY(mutex_);
+  size_t deliveries_before_first_run_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t frames_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<transport::Link> link_;
 };

@@ -30,9 +30,7 @@ void ReplySender::NoteDeferred(CUresult result) {
 void ReplySender::Add(uint64_t call, uint16_t op, CUresult result, absl::Span<const char> fields,
                       transport::Message bulk) {
   MutexLock lock(&mutex_);
-  for (AsyncCopies::Delivery& done : copies_->TakeDone()) {
-    SendDelivery(done.token, done.offset, std::move(done.bytes));
-  }
+  SendDoneLocked();
   const size_t size = (sizeof(wire::ReplyHeader) + fields.size() + 7) / 8 * 8;
   if (body_.size() + size > wire::kMaxBodyBytes || records_ == UINT16_MAX) FlushLocked({});
   wire::ReplyHeader header;
@@ -88,6 +86,17 @@ void ReplySender::SendPrinted(absl::string_view text) {
 
 void ReplySender::SendDone() {
   MutexLock lock(&mutex_);
+  SendDoneLocked();
+}
+
+void ReplySender::SendHostFunction(const wire::HostFunctionRun& run) {
+  MutexLock lock(&mutex_);
+  SendDoneLocked();
+  // A link that has died ends the session, and with it the wait for the function.
+  link_->Send(wire::FrameKind::kHostFunction, 0, 0, wire::FrameBodyOf(run), {}).IgnoreError();
+}
+
+void ReplySender::SendDoneLocked() {
   for (AsyncCopies::Delivery& done : copies_->TakeDone()) {
     SendDelivery(done.token, done.offset, std::move(done.bytes));
   }

@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 
 #include "common/mutex.h"
+#include "protocol/wire/host_function.h"
 #include "protocol/wire/record.h"
 #include "server/worker/async_copies.h"
 #include "transport/link.h"
@@ -41,6 +42,10 @@ class ReplySender {
   // Sends deliveries that are done, without a reply.
   void SendDone();
 
+  // Tells the client that a stream has come to a function of the program. Deliveries that are done
+  // leave before it: the function may read what they bring.
+  void SendHostFunction(const wire::HostFunctionRun& run);
+
   // Text that kernels printed, as delivery 0.
   void SendPrinted(absl::string_view text);
 
@@ -50,6 +55,7 @@ class ReplySender {
     transport::Message bytes;
   };
   void FlushLocked(transport::Message bulk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendDoneLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendDelivery(uint64_t token, uint64_t offset, transport::Message bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(transport::SendTicket ticket, transport::Message bytes)

@@ -49,6 +49,8 @@ Session::Session(SessionResources* resources, std::unique_ptr<transport::Connect
       [this](const absl::Status& cause) { Fail(cause); });
   replies_ = std::make_unique<ReplySender>(link_.get(), &resources_.copies);
   started_link_.store(link_.get());
+  resources_.host_functions.SetSend(
+      [this](const wire::HostFunctionRun& run) { replies_->SendHostFunction(run); });
   MutexLock lock(&mutex_);
   // One dispatches, the other is there when the first one comes upon a call that waits.
   for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { RunThread(); });
@@ -62,6 +64,7 @@ Session::~Session() {
     threads.swap(threads_);
   }
   for (std::thread& thread : threads) thread.join();
+  resources_.host_functions.Stop();
 }
 
 absl::Status Session::Wait() {
@@ -81,6 +84,7 @@ void Session::Fail(const absl::Status& cause) {
     changed_.SignalAll();
     dispatcher_wanted_.SignalAll();
   }
+  resources_.host_functions.End();
   // Before the link has started, nobody waits there.
   if (transport::Link* link = started_link_.load()) link->Wake();
 }
@@ -92,6 +96,10 @@ void Session::OnFrame(transport::IncomingFrame frame) {
       break;
     case wire::FrameKind::kGoodbye:
       return;  // the link says so in a moment
+    case wire::FrameKind::kHostFunctionDone:
+      // Not through the dispatcher, which may wait for the stream that waits for this.
+      if (const absl::Status status = EndHostFunction(frame); !status.ok()) Fail(status);
+      return;
     default:
       Fail(absl::InvalidArgumentError(
           absl::StrCat("a client sent a frame of kind ", static_cast<int>(frame.header.kind))));
@@ -105,6 +113,12 @@ void Session::OnFrame(transport::IncomingFrame frame) {
   frames_.push_back(std::move(frame));
   frames_waiting_.fetch_add(1);
   if (!dispatching_) dispatcher_wanted_.Signal();
+}
+
+absl::Status Session::EndHostFunction(const transport::IncomingFrame& frame) {
+  wire::HostFunctionDone done;
+  RETURN_IF_ERROR(wire::DecodeFrameBody(frame.body(), &done));
+  return resources_.host_functions.Done(done.run);
 }
 
 void Session::RunThread() {

@@ -70,6 +70,7 @@ class Session {
   };
 
   void OnFrame(transport::IncomingFrame frame);
+  absl::Status EndHostFunction(const transport::IncomingFrame& frame);
   void Fail(const absl::Status& cause);
 
   void RunThread();

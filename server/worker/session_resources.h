@@ -16,6 +16,7 @@
 #include "memory/lease_ledger.h"
 #include "server/worker/admission.h"
 #include "server/worker/async_copies.h"
+#include "server/worker/host_functions.h"
 #include "server/worker/image_store.h"
 #include "server/worker/objects.h"
 
@@ -67,6 +68,7 @@ struct SessionResources {
         allocator(session_allocator),
         admission(session_admission),
         copies(session_driver),
+        host_functions(session_driver),
         thread_streams(session_driver) {}
 
   Driver* const driver;
@@ -77,6 +79,7 @@ struct SessionResources {
   Objects objects;
   ImageStore images;
   AsyncCopies copies;
+  HostFunctions host_functions;
   ThreadStreams thread_streams;
   ProgramMappings program_mappings;
 

@@ -71,6 +71,7 @@ absl::Status WriteEdgeNodes(const std::vector<GraphNode::Edge>& edges, CUgraphNo
 CUresult GetEdges(const char* call, CUgraph handle, CUgraphNode* from, CUgraphNode* to,
                   CUgraphEdgeData* data, size_t* count) {
   return WithGraphs(call, [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, handle));
     if ((from == nullptr) != (to == nullptr)) return InvalidValue("one of from and to is null");
     struct Pair {
@@ -97,6 +98,7 @@ CUresult GetEdges(const char* call, CUgraph handle, CUgraphNode* from, CUgraphNo
 CUresult ChangeEdges(const char* call, CUgraph handle, const CUgraphNode* from,
                      const CUgraphNode* to, const CUgraphEdgeData* data, size_t count, bool add) {
   return WithGraphs(call, [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, handle));
     if (count == 0) return absl::OkStatus();
     RETURN_IF_NULL(from);
@@ -136,6 +138,7 @@ using namespace fargpu::softgpu;  // NOLINT: edge functions only
 
 CU_API CUresult cuGraphCreate(CUgraph* out, unsigned flags) {
   return WithGraphs("cuGraphCreate", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     RETURN_IF_NULL(out);
     if (flags != 0) return InvalidValue(absl::StrCat("flags ", flags, ": must be 0"));
     *out = NewGraph(driver)->handle;
@@ -146,6 +149,7 @@ CU_API CUresult cuGraphCreate(CUgraph* out, unsigned flags) {
 CU_API CUresult cuGraphDestroy(CUgraph handle) {
   std::vector<UserObject> ended;
   const CUresult result = WithGraphs("cuGraphDestroy", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, handle));
     if (graph->of_node) return InvalidValue("the graph belongs to a node");
     for (const std::shared_ptr<Capture>& capture : driver.captures) {
@@ -160,6 +164,7 @@ CU_API CUresult cuGraphDestroy(CUgraph handle) {
 
 CU_API CUresult cuGraphClone(CUgraph* out, CUgraph handle) {
   return WithGraphs("cuGraphClone", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     RETURN_IF_NULL(out);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, handle));
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> copy, CloneGraph(driver, *graph));
@@ -170,6 +175,7 @@ CU_API CUresult cuGraphClone(CUgraph* out, CUgraph handle) {
 
 CU_API CUresult cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode original, CUgraph clone) {
   return WithGraphs("cuGraphNodeFindInClone", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     RETURN_IF_NULL(out);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, clone));
     for (const std::shared_ptr<GraphNode>& node : graph->nodes) {
@@ -192,6 +198,7 @@ CU_API CUresult cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
 
 CU_API CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   return WithGraphs("cuGraphGetNodes", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, handle));
     return WriteArray(
         graph->nodes.size(), count, nodes != nullptr, false,
@@ -201,6 +208,7 @@ CU_API CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* coun
 
 CU_API CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   return WithGraphs("cuGraphGetRootNodes", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, handle));
     std::vector<CUgraphNode> roots;
     for (const std::shared_ptr<GraphNode>& node : graph->nodes) {
@@ -277,6 +285,7 @@ CU_API CUresult cuGraphDestroyNode(CUgraphNode handle) {
 CU_API CUresult cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned flags) {
   std::string text;
   const CUresult made = WithGraphs("cuGraphDebugDotPrint", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     RETURN_IF_NULL(path);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, handle));
     text = DotOf(*graph, flags);
@@ -295,6 +304,7 @@ CU_API CUresult cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned 
 CU_API CUresult cuUserObjectCreate(CUuserObject* out, void* pointer, CUhostFn destroy,
                                    unsigned count, unsigned flags) {
   return WithGraphs("cuUserObjectCreate", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     RETURN_IF_ERROR(CheckNewUserObject(out, destroy, count, flags));
     const auto handle = reinterpret_cast<CUuserObject>(NewHandleValue());
     driver.user_objects[handle] = {
@@ -306,6 +316,7 @@ CU_API CUresult cuUserObjectCreate(CUuserObject* out, void* pointer, CUhostFn de
 
 CU_API CUresult cuUserObjectRetain(CUuserObject handle, unsigned count) {
   return WithGraphs("cuUserObjectRetain", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     const auto found = driver.user_objects.find(handle);
     if (found == driver.user_objects.end() || count == 0) {
       return InvalidValue(absl::StrCat("not a user object, or ", count, " references"));
@@ -318,6 +329,7 @@ CU_API CUresult cuUserObjectRetain(CUuserObject handle, unsigned count) {
 CU_API CUresult cuUserObjectRelease(CUuserObject handle, unsigned count) {
   std::vector<UserObject> ended;
   const CUresult result = WithGraphs("cuUserObjectRelease", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     UserObject last;
     ASSIGN_OR_RETURN(const bool gone, ReleaseUserObject(driver, handle, count, &last));
     if (gone) ended.push_back(last);
@@ -330,6 +342,7 @@ CU_API CUresult cuUserObjectRelease(CUuserObject handle, unsigned count) {
 CU_API CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject object, unsigned count,
                                         unsigned flags) {
   return WithGraphs("cuGraphRetainUserObject", [&](Driver& driver) -> absl::Status {
+    AssertGraphsHeld(driver);
     ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, graph_handle));
     const auto found = driver.user_objects.find(object);
     if (found == driver.user_objects.end() || count == 0 ||
@@ -354,6 +367,7 @@ CU_API CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject obje
   std::vector<UserObject> ended;
   const CUresult result =
       WithGraphs("cuGraphReleaseUserObject", [&](Driver& driver) -> absl::Status {
+        AssertGraphsHeld(driver);
         ASSIGN_OR_RETURN(const std::shared_ptr<Graph> graph, FindGraph(driver, graph_handle));
         const auto held = graph->user_objects.find(object);
         if (held == graph->user_objects.end() || held->second < count) {

@@ -12,7 +12,8 @@ namespace fargpu::softgpu {
 namespace {
 
 absl::StatusOr<std::vector<GraphNode::Edge>> ReadEdges(Driver& driver, const CUgraphNode* nodes,
-                                                       const CUgraphEdgeData* data, size_t count) {
+                                                       const CUgraphEdgeData* data, size_t count)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(driver.graph_mutex) {
   std::vector<GraphNode::Edge> edges;
   if (count > 0) RETURN_IF_NULL(nodes);
   for (size_t i = 0; i < count; ++i) {
@@ -506,6 +507,7 @@ CU_API CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode destination, CUgraph
   return WithNodeOf<KernelNode>(
       "cuGraphKernelNodeCopyAttributes", destination,
       [&](Driver& driver, GraphNode&, KernelNode& kernel) -> absl::Status {
+        AssertGraphsHeld(driver);
         ASSIGN_OR_RETURN(const std::shared_ptr<GraphNode> from, FindNode(driver, source));
         const auto* const other = std::get_if<KernelNode>(&from->work);
         if (other == nullptr) return InvalidValue("the source is not a kernel node");

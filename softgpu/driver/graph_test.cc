@@ -301,7 +301,7 @@ TEST_F(GraphTest, EventsInsideAndOutside) {
 TEST_F(GraphTest, MemoryComesAndGoes) {
   CUDA_MEM_ALLOC_NODE_PARAMS params = {};
   params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  params.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  params.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   params.bytesize = 3 * kMiB;
   CUgraphNode alloc = nullptr, fill_node = nullptr, free = nullptr;
   ASSERT_SUCCESS(cuGraphAddMemAllocNode(&alloc, graph_, nullptr, 0, &params));

@@ -110,7 +110,7 @@ TEST_F(IpcTest, HandlesAreChecked) {
 TEST_F(IpcTest, PhysicalMemoryByDescriptor) {
   CUmemAllocationProp properties = {};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle physical = 0, imported = 0;
   ASSERT_SUCCESS(cuMemCreate(&physical, 2 * kMiB, &properties, 0));
@@ -128,7 +128,7 @@ TEST_F(IpcTest, PhysicalMemoryByDescriptor) {
   ASSERT_SUCCESS(cuMemAddressReserve(&range, 4 * kMiB, 0, 0, 0));
   ASSERT_SUCCESS(cuMemMap(range, 2 * kMiB, 0, physical, 0));
   ASSERT_SUCCESS(cuMemMap(range + 2 * kMiB, 2 * kMiB, 0, imported, 0));
-  const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, {1}},
+  const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 1},
                                   CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   ASSERT_SUCCESS(cuMemSetAccess(range, 4 * kMiB, &access, 1));
   ASSERT_SUCCESS(cuMemsetD8(range, 9, 2 * kMiB));
@@ -157,7 +157,7 @@ TEST_F(IpcTest, PoolsByDescriptor) {
   CUmemPoolProps properties = {};
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CUmemoryPool pool = nullptr, imported = nullptr;
   ASSERT_SUCCESS(cuMemPoolCreate(&pool, &properties));
   int fd = -1;

@@ -19,8 +19,8 @@ class ManagedRanges {
  public:
   struct Facts {
     bool read_mostly = false;
-    CUmemLocation preferred = {CU_MEM_LOCATION_TYPE_INVALID, {0}};
-    CUmemLocation last_prefetch = {CU_MEM_LOCATION_TYPE_INVALID, {0}};
+    CUmemLocation preferred = {CU_MEM_LOCATION_TYPE_INVALID, 0};
+    CUmemLocation last_prefetch = {CU_MEM_LOCATION_TYPE_INVALID, 0};
     std::set<int> accessed_by;  // devices, or CU_DEVICE_CPU
   };
 

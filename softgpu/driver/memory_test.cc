@@ -278,9 +278,9 @@ TEST_F(MemoryTest, AdviceIsRemembered) {
   CUdeviceptr memory = 0, plain = 0;
   ASSERT_SUCCESS(cuMemAllocManaged(&memory, 8192, CU_MEM_ATTACH_GLOBAL));
   ASSERT_SUCCESS(cuMemAlloc(&plain, 100));
-  const CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, {1}};
-  const CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, {0}};
-  const CUmemLocation nowhere = {CU_MEM_LOCATION_TYPE_DEVICE, {7}};
+  const CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
+  const CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
+  const CUmemLocation nowhere = {CU_MEM_LOCATION_TYPE_DEVICE, 7};
   const auto get = [&](CUmem_range_attribute attribute, CUdeviceptr address, size_t size) {
     int value = 99;
     EXPECT_SUCCESS(cuMemRangeGetAttribute(&value, sizeof(value), attribute, address, size));

@@ -219,7 +219,7 @@ void BarrierObject(const OperationCall& call) {
   });
 }
 
-__attribute__((target("cx16"))) void Atomic128(const OperationCall& call) {
+void Atomic128(const OperationCall& call) {
   using Word = unsigned __int128;
   const bool exchange = static_cast<AtomicOp>(call.code & 0xff) == AtomicOp::kExchange;
   const auto join = [&](unsigned slot, int lane) {

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 
 #include "common/status_matchers.h"
+#include "softgpu/exec/testing/half_value.h"
 #include "softgpu/exec/testing/ptx_runner.h"
 
 namespace fargpu::softgpu {
@@ -392,7 +393,7 @@ TEST(InstructionTest, Conversions) {
   Check64("cvt.u32.u64 %x1, %a; cvt.s64.s32 %d, %x1;",
           [](UL a, UL, UL) { return UL(int64_t{S(U(a))}); });
   CheckF("cvt.rn.f16.f32 %h1, %a; cvt.f32.f16 %d, %h1;",
-         [](float a, float, float) { return Bits(static_cast<float>(static_cast<_Float16>(a))); });
+         [](float a, float, float) { return Bits(float(HalfValue(NearestHalf(a)))); });
 }
 
 TEST(InstructionTest, Approximations) {
@@ -433,9 +434,8 @@ TEST(InstructionTest, HalfPrecision) {
       "cvt.u16.u32 %h1, %a; cvt.u16.u32 %h2, %b; fma.rn.f16 %h3, %h1, %h2, %h1; cvt.u32.u16 %d, "
       "%h3;",
       {0x3c00, 0x4248, 0x2e66}, {0x3555, 0xb800}, {0}, [](U a, U b, U) {
-        const auto h = [](U bits) { return absl::bit_cast<_Float16>(static_cast<uint16_t>(bits)); };
-        const double r = double(float(h(a))) * double(float(h(b))) + double(float(h(a)));
-        return U(absl::bit_cast<uint16_t>(static_cast<_Float16>(r)));
+        return U(
+            NearestHalf(HalfValue(uint16_t(a)) * HalfValue(uint16_t(b)) + HalfValue(uint16_t(a))));
       });
   Check<U>("add.f16x2 %d, %a, %b;", {0x3c004000}, {0x3c003c00}, {0},
            [](U, U, U) { return 0x40004200u; });

@@ -1,5 +1,6 @@
 #include "softgpu/exec/matrix_operations.h"
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -105,9 +106,15 @@ __attribute__((target("avx,f16c"))) void WidenHalvesF16c(const uint16_t* in, flo
   }
 }
 
+// clang 14's __builtin_cpu_supports does not know F16C.
+bool HasF16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 bool HasAvx2() {
-  static const bool has = __builtin_cpu_supports("avx2") != 0 &&
-                          __builtin_cpu_supports("fma") != 0 && __builtin_cpu_supports("f16c") != 0;
+  static const bool has =
+      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && HasF16c();
   return has;
 }
 

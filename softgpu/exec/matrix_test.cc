@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 
 #include "common/status_matchers.h"
+#include "softgpu/exec/testing/half_value.h"
 #include "softgpu/exec/testing/ptx_runner.h"
 
 namespace fargpu::softgpu {
@@ -25,10 +26,8 @@ struct Format {
   std::function<Bits(int)> encode;  // of a small integer, exactly
 };
 
-double FromHalf(Bits b) {
-  return static_cast<float>(absl::bit_cast<_Float16>(static_cast<uint16_t>(b)));
-}
-Bits ToHalf(double v) { return absl::bit_cast<uint16_t>(static_cast<_Float16>(v)); }
+double FromHalf(Bits b) { return HalfValue(static_cast<uint16_t>(b)); }
+Bits ToHalf(double v) { return NearestHalf(v); }
 float AsFloat(Bits b) { return absl::bit_cast<float>(static_cast<uint32_t>(b)); }
 Bits OfFloat(float v) { return absl::bit_cast<uint32_t>(v); }
 

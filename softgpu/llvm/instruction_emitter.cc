@@ -297,6 +297,7 @@ absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, size_t 
 
 absl::StatusOr<LaneValue> InstructionEmitter::Get(const Instruction& at, const Operand& operand,
                                                   Type type) {
+  if (type.bits == 0 && type.kind != Type::kPred) return Malformed(at, "a type is missing");
   llvm::Type* wanted = ValueType(type);
   const auto constant = [&](uint64_t bits) {
     return LaneValue::Uniform(
