@@ -53,6 +53,20 @@ struct VariableInfo {
   bool managed = false;
 };
 
+// What kernels ask the driver half (cudaDeviceGetAttribute and the like in device code). Any
+// thread.
+class DeviceQueries {
+ public:
+  virtual ~DeviceQueries() = default;
+  virtual int device() const = 0;  // that the kernel runs on
+  virtual int device_count() const = 0;
+  // Numbers of cuda.h; false for what it does not know.
+  virtual bool Attribute(int attribute, int device, int* value) const = 0;
+  virtual bool Limit(int limit, uint64_t* value) const = 0;
+  virtual int ActiveBlocksPerMultiprocessor(const KernelInfo& kernel, int block_threads,
+                                            uint64_t dynamic_shared_bytes) const = 0;
+};
+
 struct LaunchConfig {
   Dim3 grid;  // in blocks; a multiple of `cluster` on each axis
   Dim3 block;
@@ -71,6 +85,7 @@ struct LaunchConfig {
   uint64_t stack_bytes = 1024;
   // What InterruptLaunches ends the launch by; outlives it. Null: it runs until it ends by itself.
   std::atomic<bool>* interrupted = nullptr;
+  const DeviceQueries* queries = nullptr;  // outlives the launch; null: kernels get errors
 };
 
 // Sets `flag` and ends all launches that have it, with CUDA_ERROR_LAUNCH_FAILED, whatever their

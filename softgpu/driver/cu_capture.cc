@@ -87,7 +87,8 @@ CUresult Do_cuStreamEndCapture(const char* call, NullStream null, CUstream handl
   return WithStream(
       call, null, handle,
       [&](Driver& driver, Context&, Stream& stream) -> absl::Status {
-        RETURN_IF_NULL(out);
+        // Who gave the graph needs no handle for it (cuStreamBeginCaptureToGraph).
+        if (out == nullptr) return EndCapture(driver, stream).status();
         *out = nullptr;
         ASSIGN_OR_RETURN(*out, EndCapture(driver, stream));
         return absl::OkStatus();

@@ -103,6 +103,32 @@ absl::StatusOr<std::vector<char>> CollectParams(const KernelInfo& info,
   return block;
 }
 
+class ContextQueries : public DeviceQueries {
+ public:
+  ContextQueries(const Driver& driver, const Context& context)
+      : driver_(driver), context_(context) {}
+  int device() const override { return context_.device; }
+  int device_count() const override { return driver_.device_count(); }
+  bool Attribute(int attribute, int device, int* value) const override {
+    if (device < 0 || device >= device_count()) return false;
+    *value = DeviceAttribute(driver_.config().devices[device], attribute);
+    return true;
+  }
+  bool Limit(int limit, uint64_t* value) const override {
+    const absl::StatusOr<size_t> found = context_.GetLimit(static_cast<CUlimit>(limit));
+    if (found.ok()) *value = *found;
+    return found.ok();
+  }
+  int ActiveBlocksPerMultiprocessor(const KernelInfo& kernel, int block_threads,
+                                    uint64_t dynamic_shared_bytes) const override {
+    return softgpu::ActiveBlocksPerMultiprocessor(kernel, block_threads, dynamic_shared_bytes);
+  }
+
+ private:
+  const Driver& driver_;
+  const Context& context_;
+};
+
 }  // namespace
 
 absl::Status CheckLaunch(Driver& driver, const KernelNode& launch) {
@@ -187,6 +213,8 @@ absl::Status RunKernel(Driver& driver, const KernelNode& launch) {
     context->printf_buffer.Append(text, printf_bytes);
   };
   config.interrupted = &context->interrupted;
+  const ContextQueries queries(driver, *context);
+  config.queries = &queries;
   return function.program->Launch(function.index, config);
 }
 

@@ -23,6 +23,17 @@ void Launch::Fail(absl::Status new_status) {
   failed.store(true, std::memory_order_relaxed);
 }
 
+DeviceRuntime& Launch::Device() {
+  DeviceRuntime* runtime = device_runtime.load(std::memory_order_acquire);
+  if (runtime != nullptr) return *runtime;
+  MutexLock lock(&mutex);
+  if (own_runtime == nullptr) {
+    own_runtime = std::make_unique<DeviceRuntime>(runner, this);
+    device_runtime.store(own_runtime.get(), std::memory_order_release);
+  }
+  return *own_runtime;
+}
+
 void Launch::Print(absl::string_view text) {
   MutexLock lock(&print_mutex);
   if (config->printf_sink) config->printf_sink(text);

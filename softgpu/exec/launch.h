@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -9,6 +10,7 @@
 
 #include "common/mutex.h"
 #include "softgpu/compiler.h"
+#include "softgpu/exec/device_launch.h"
 #include "softgpu/llvm/jit.h"
 
 namespace fargpu::softgpu {
@@ -34,6 +36,14 @@ struct Launch {
   uint32_t cluster_blocks = 1;  // that run together, on one thread
   bool explicit_cluster = false;
 
+  // What its kernels may launch. Of a grid that a kernel launched, both are given.
+  GridRunner* runner = nullptr;
+  DeviceGrid* grid = nullptr;
+  std::atomic<DeviceRuntime*> device_runtime{nullptr};
+  // Makes it when the first kernel asks for it.
+  DeviceRuntime& Device();
+  DeviceGrid* DeviceGridOf() { return grid != nullptr ? grid : Device().root(); }
+
   std::atomic<uint64_t> next_block{0};
   std::atomic<bool> failed{false};
 
@@ -44,6 +54,7 @@ struct Launch {
 
   Mutex mutex;
   absl::Status status ABSL_GUARDED_BY(mutex);
+  std::unique_ptr<DeviceRuntime> own_runtime ABSL_GUARDED_BY(mutex);
   Mutex print_mutex;
   // Managed by the pool.
   int helpers = 0;

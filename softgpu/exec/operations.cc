@@ -1,6 +1,7 @@
 #include "softgpu/exec/operations.h"
 
 #include "softgpu/exec/async_operations.h"
+#include "softgpu/exec/device_calls.h"
 #include "softgpu/exec/image_operations.h"
 #include "softgpu/exec/matrix_operations.h"
 #include "softgpu/exec/slots.h"
@@ -47,6 +48,8 @@ void RunOperation(WarpContext* context, uint32_t operation, uint64_t code, uint3
       return BarrierObject(call);
     case Operation::kAtomic128:
       return Atomic128(call);
+    case Operation::kDeviceCall:
+      return RunDeviceCall(call);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -18,6 +19,7 @@
 #include "common/status_macros.h"
 #include "softgpu/compiler.h"
 #include "softgpu/exec/launch.h"
+#include "softgpu/exec/param_blocks.h"
 #include "softgpu/exec/worker.h"
 #include "softgpu/llvm/jit.h"
 #include "softgpu/passes/flatten_kernel.h"
@@ -62,37 +64,7 @@ size_t StackBytes(uint64_t bytes_per_thread) {
   return std::max<uint64_t>(FiberStack::kUsualBytes, (wanted + kPage - 1) / kPage * kPage);
 }
 
-// Parameter blocks in the device window, reused from launch to launch.
-class ParamBlocks {
- public:
-  // Behind the parameters lies what the blocks of a cooperative grid synchronise on.
-  static constexpr uint64_t kWorkspaceBytes = 64;
-  static ParamBlocks& Get() {
-    static ParamBlocks* const blocks = new ParamBlocks;
-    return *blocks;
-  }
-  uint64_t Take() {
-    {
-      MutexLock lock(&mutex_);
-      if (!free_.empty()) {
-        const uint64_t address = free_.back();
-        free_.pop_back();
-        return address;
-      }
-    }
-    return ReserveWindowRange(kParamBlockBytes + kWorkspaceBytes);
-  }
-  void Give(uint64_t address) {
-    MutexLock lock(&mutex_);
-    free_.push_back(address);
-  }
-
- private:
-  Mutex mutex_;
-  std::vector<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
-};
-
-class CompiledProgram : public Program {
+class CompiledProgram : public Program, public GridRunner {
  public:
   CompiledProgram(std::unique_ptr<LinkedProgram> linked)
       : linked_(std::move(linked)), entries_(linked_->kernels().size()) {
@@ -139,6 +111,27 @@ class CompiledProgram : public Program {
   }
 
   absl::Status Launch(size_t kernel, const LaunchConfig& config) override {
+    return Run(kernel, config, nullptr, nullptr);
+  }
+
+  absl::StatusOr<size_t> KernelAt(uint64_t address) const override {
+    for (size_t k = 0; k < kernels().size(); ++k) {
+      if (LinkedProgram::FunctionAddress(linked_->FunctionId(linked_->kernel_ref(k))) == address) {
+        return k;
+      }
+    }
+    return absl::NotFoundError(absl::StrFormat("0x%x is the address of no kernel", address));
+  }
+  const KernelInfo& Info(size_t kernel) const override { return kernels()[kernel]; }
+  absl::Status RunChild(size_t kernel, const LaunchConfig& config, DeviceRuntime* runtime,
+                        DeviceGrid* grid) override {
+    return Run(kernel, config, runtime, grid);
+  }
+
+ private:
+  // `runtime` and `grid`: of a grid that a kernel launched, else null.
+  absl::Status Run(size_t kernel, const LaunchConfig& config, DeviceRuntime* runtime,
+                   DeviceGrid* grid) {
     if (kernel >= kernels().size()) {
       return CudaError(
           CUDA_ERROR_INVALID_HANDLE,
@@ -206,14 +199,24 @@ class CompiledProgram : public Program {
     std::memset(reinterpret_cast<void*>(launch.grid_workspace), 0, ParamBlocks::kWorkspaceBytes);
     static std::atomic<uint64_t> next_grid{1};
     launch.grid_number = next_grid.fetch_add(1, std::memory_order_relaxed);
+    launch.runner = this;
+    launch.grid = grid;
+    launch.device_runtime.store(runtime, std::memory_order_relaxed);
     const absl::Time start = absl::Now();
-    absl::Status status = RunGrid(&launch);
+    absl::Status status;
+    if (runtime == nullptr) {
+      status = RunGrid(&launch);
+      DeviceRuntime* const own = launch.device_runtime.load(std::memory_order_acquire);
+      if (own != nullptr) status = own->Finish(status);
+    } else if (runtime->Enter(&launch)) {
+      status = RunGrid(&launch);
+      runtime->Leave(&launch);
+    }
     if (code.effort == Effort::kQuick) NoteRun(kernel, choice.shape, absl::Now() - start);
     ParamBlocks::Get().Give(launch.params);
     return status;
   }
 
- private:
   using Shape = std::tuple<uint32_t, uint32_t, uint32_t>;
   struct Code {
     absl::StatusOr<CompiledKernel> kernel;

@@ -9,6 +9,7 @@
 
 #include "common/status_macros.h"
 #include "softgpu/llvm/instruction_emitter.h"
+#include "softgpu/passes/device_functions.h"
 
 namespace fargpu::softgpu {
 
@@ -394,7 +395,23 @@ absl::Status InstructionEmitter::EmitCall(const Instruction& i) {
            {message, file, line, function, MaskBits(ExecMask())});
     return absl::OkStatus();
   }
-  return Unsupported(i, absl::StrCat("a call of ", name));
+  const DeviceFunction* const function = FindDeviceFunction(name);
+  if (function == nullptr) return Unsupported(i, absl::StrCat("a call of ", name));
+  const absl::string_view arguments = function->arguments;
+  if (i.operands.size() != 2 + arguments.size()) {
+    return Malformed(i, absl::StrCat(name, " takes ", arguments.size(), " words, the call has ",
+                                     i.operands.size() - 2));
+  }
+  for (size_t k = 0; k < arguments.size(); ++k) {
+    const unsigned slot = 1 + static_cast<unsigned>(k);
+    RETURN_IF_ERROR(PutOperand(i, i.operands[2 + k], arguments[k] == 'l' ? u64 : u32, slot));
+  }
+  RunOperation(Operation::kDeviceCall, static_cast<uint64_t>(function->call), i);
+  if (function->result == '-') return absl::OkStatus();
+  llvm::Value* result = GetSlot(0, builder_.getInt64Ty());
+  if (function->result == 'l') return Set(i, 1, LaneValue::Varying(result), u64);
+  result = builder_.CreateTrunc(result, VectorOf(builder_.getInt32Ty()));
+  return Set(i, 1, LaneValue::Varying(result), u32);
 }
 
 }  // namespace fargpu::softgpu

@@ -135,6 +135,8 @@ enum class Operation : uint32_t {
   // 0, 1: u64 halves of the result; 2: u64 address; 3, 4: new; 5, 6: compared. code: kExchange or
   // kCompareExchange.
   kAtomic128,
+  // code: DeviceCall (passes/device_functions.h); 0: u64 result; from 1 on: arguments.
+  kDeviceCall,
 };
 inline constexpr uint64_t kToShared = uint64_t{1}
                                       << 40;  // the address is an offset in shared memory

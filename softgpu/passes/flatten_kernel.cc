@@ -10,6 +10,7 @@
 
 #include "common/cuda_error.h"
 #include "common/status_macros.h"
+#include "softgpu/passes/device_functions.h"
 #include "softgpu/passes/flat_code.h"
 
 namespace fargpu::softgpu {
@@ -34,7 +35,8 @@ constexpr size_t kNamesPerCall = 16;
 constexpr uint64_t kCallStackBytes = 65536;
 
 bool IsRuntimeFunction(absl::string_view name) {
-  return name == "vprintf" || name == "__assertfail" || name == "malloc" || name == "free";
+  return name == "vprintf" || name == "__assertfail" || name == "malloc" || name == "free" ||
+         FindDeviceFunction(name) != nullptr;
 }
 
 Instruction MakeJump(int label, ptx::Location location) {
@@ -399,7 +401,7 @@ class Flattener {
       call.operands.push_back(std::move(name));
       call.operands.emplace_back();
       if (arguments < actual.size()) call.operands[1] = actual[arguments];
-      call.operands.insert(call.operands.end(), actual.begin(), actual.begin() + arguments);
+      for (size_t k = 0; k < arguments; ++k) AddWords(actual[k], source, &call.operands);
       code_.body.push_back(std::move(call));
     } else {
       ASSIGN_OR_RETURN(const Function* const parsed, program_.ParsedFunction(ref));
@@ -466,6 +468,32 @@ class Flattener {
     }
     if (skip >= 0) code_.labels[skip] = static_cast<int>(code_.body.size());
     return absl::OkStatus();
+  }
+
+  // An argument for a function of the device's: itself, or if it is a structure its words, loaded
+  // into registers.
+  void AddWords(const Operand& argument, const Instruction& like, std::vector<Operand>* words) {
+    const bool is_param = argument.kind == Kind::kVariable && argument.index >= 0;
+    const uint64_t size = is_param ? code_.params[argument.index].size : 0;
+    if (size <= 8) {
+      words->push_back(argument);
+      return;
+    }
+    for (uint64_t offset = 0; offset + 4 <= size; offset += 4) {
+      const Type u32 = {Type::kUnsigned, 1, 32};
+      Instruction load;
+      load.opcode = "ld";
+      load.location = like.location;
+      load.modifiers = {"param"};
+      load.types = {u32};
+      Operand address;
+      address.kind = Kind::kAddress;
+      address.offset = static_cast<int64_t>(offset);
+      address.parts.push_back(argument);
+      words->push_back(RegisterOperand(code_.NewRegister(u32)));
+      load.operands = {words->back(), address};
+      code_.body.push_back(std::move(load));
+    }
   }
 
   const LinkedProgram& program_;
