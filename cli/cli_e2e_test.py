@@ -128,6 +128,20 @@ class CliTest(unittest.TestCase):
         self.assertEqual(self.fargpu("down").stdout, "down\n")
         self.assertEqual(self.fargpu("down").stdout, "nothing was running\n")
 
+    def test_programs_on_software_cards_find_the_stand_ins(self):
+        standins = self.root / "softgpu" / "standins"
+        standins.mkdir(parents=True)
+        (self.root / "softgpu" / "libcuda.so.1").write_text("stands in for the software device")
+        for uuid, folders in (("GPU-46617247-0000-8000-8000-000000000001",
+                               [str(self.root / "client"), str(standins)]),
+                              ("GPU-46617247-0000-4000-8000-000000000001",
+                               [str(self.root / "client")])):
+            self.env["FAKE_FARGPUD_UUID"] = uuid
+            self.up()
+            result = self.run_program("sh", "-c", "echo $LD_LIBRARY_PATH")
+            self.assertEqual(result.stdout.strip().split(":"), folders, result.stderr)
+            self.fargpu("down")
+
     def test_exit_statuses_of_run(self):
         self.env["FARGPU_BROKER"] = "127.0.0.1:1"  # the default may be somebody's
         result = self.run_program("true")

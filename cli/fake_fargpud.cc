@@ -97,7 +97,10 @@ int main(int argc, char** argv) {
   fargpu::node::v1::Hello& hello = *message.mutable_hello();
   hello.set_node_name(node);
   hello.add_endpoints(absl::StrCat("unix:", run_dir, "/fargpud.sock"));
-  hello.add_devices()->set_uuid("GPU-00000000-0000-0000-0000-000000000001");
+  // What a card is can be told from its UUID.
+  const char* const uuid = std::getenv("FAKE_FARGPUD_UUID");
+  hello.add_devices()->set_uuid(uuid != nullptr ? uuid
+                                                : "GPU-00000000-0000-0000-0000-000000000001");
   hello.mutable_devices(0)->set_name("Fake GPU");
   hello.mutable_devices(0)->set_memory_bytes(uint64_t{4} << 30);
   std::atomic<bool> stop{false};

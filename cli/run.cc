@@ -24,6 +24,7 @@
 
 #include "common/install_paths.h"
 #include "common/memory_size.h"
+#include "common/software_card.h"
 #include "common/status_macros.h"
 #include "protocol/lease_file.h"
 
@@ -136,6 +137,19 @@ std::unique_ptr<Allocation> Allocate(const GlobalOptions& globals,
   return allocation;
 }
 
+// For LD_LIBRARY_PATH: our libcuda.so.1, and if all cards are software ones, what makes NVIDIA's
+// run-time compilers give PTX (softgpu/standins), where it is installed.
+std::string LibraryFolders(const std::string& client_folder, const broker::v1::Lease& lease) {
+  for (const broker::v1::LeasedDevice& device : lease.devices()) {
+    if (!IsSoftwareCard(device.uuid())) return client_folder;
+  }
+  const absl::StatusOr<std::string> softgpu = SoftgpuLibraryPath();
+  if (lease.devices().empty() || !softgpu.ok()) return client_folder;
+  const std::filesystem::path standins = std::filesystem::path(*softgpu).parent_path() / "standins";
+  if (!std::filesystem::is_directory(standins)) return client_folder;
+  return absl::StrCat(client_folder, ":", standins.string());
+}
+
 int Run(const GlobalOptions& globals, const RunOptions& options) {
   const SignalState signals = SignalState::Capture();
   // Before gRPC makes threads, which must not take these from us.
@@ -177,12 +191,13 @@ int Run(const GlobalOptions& globals, const RunOptions& options) {
   if (!lease_path.ok()) return Fail(lease_path.status(), kExitRunFailed);
   const absl::Cleanup remove_file = [&] { unlink(lease_path->c_str()); };
 
+  const std::string folders = LibraryFolders(*library_dir, (*lease)->lease());
   const char* const old_path = std::getenv("LD_LIBRARY_PATH");
   std::vector<std::string> environment =
       EnvironmentWith({{"FARGPU_LEASE", *lease_path},
                        {"LD_LIBRARY_PATH", old_path != nullptr && *old_path != '\0'
-                                               ? absl::StrCat(*library_dir, ":", old_path)
-                                               : *library_dir}});
+                                               ? absl::StrCat(folders, ":", old_path)
+                                               : folders}});
   std::vector<std::string> command = options.command;
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);

@@ -126,13 +126,15 @@ absl::StatusOr<std::unique_ptr<LeaseHolder>> LeaseHolder::Allocate(
   }));
   ASSIGN_OR_RETURN(LeaseFile file, ToLeaseFile(response));
   return std::unique_ptr<LeaseHolder>(
-      new LeaseHolder(client, std::move(file), absl::Milliseconds(response.lease().ttl_ms())));
+      new LeaseHolder(client, std::move(file), std::move(*response.mutable_lease())));
 }
 
-LeaseHolder::LeaseHolder(BrokerClient* client, LeaseFile file, absl::Duration ttl)
+LeaseHolder::LeaseHolder(BrokerClient* client, LeaseFile file, broker::v1::Lease lease)
     : client_(client),
       file_(std::move(file)),
-      renew_every_(std::clamp(ttl / 4, absl::Milliseconds(250), absl::Seconds(60))),
+      lease_(std::move(lease)),
+      renew_every_(std::clamp(absl::Milliseconds(lease_.ttl_ms()) / 4, absl::Milliseconds(250),
+                              absl::Seconds(60))),
       renewals_([this] { RunRenewals(); }) {}
 
 LeaseHolder::~LeaseHolder() {

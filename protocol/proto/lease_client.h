@@ -55,16 +55,19 @@ class LeaseHolder {
   ~LeaseHolder();
 
   const LeaseFile& file() const { return file_; }
+  // As it was when it was granted.
+  const broker::v1::Lease& lease() const { return lease_; }
   // Stops renewing and gives the lease back. OK if it is over already.
   absl::Status Release(const std::string& reason);
 
  private:
-  LeaseHolder(BrokerClient* client, LeaseFile file, absl::Duration ttl);
+  LeaseHolder(BrokerClient* client, LeaseFile file, broker::v1::Lease lease);
   void RunRenewals();
   void StopRenewals();
 
   BrokerClient* const client_;
   const LeaseFile file_;
+  const broker::v1::Lease lease_;
   const absl::Duration renew_every_;
   bool released_ = false;
   Mutex mutex_;

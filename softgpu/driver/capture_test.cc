@@ -223,6 +223,11 @@ TEST_F(CaptureTest, TellsAndTakesDependencies) {
   EXPECT_SUCCESS(Launch(counts_, stream_));
   EXPECT_EQ(End(), graph);
   EXPECT_EQ(Nodes(graph), 4u);
+  // Whoever gave the graph needs no handle for it.
+  ASSERT_SUCCESS(cuStreamBeginCaptureToGraph(stream_, graph, &node, nullptr, 1,
+                                             CU_STREAM_CAPTURE_MODE_GLOBAL));
+  EXPECT_SUCCESS(cuStreamEndCapture(stream_, nullptr));
+  EXPECT_EQ(Nodes(graph), 4u);
   Run(graph);
   EXPECT_EQ(count_, 3);
 }

@@ -223,6 +223,12 @@ TEST(InstructionTest, CarryChains) {
   Check64(R"(mov.b64 {%x1, %x2}, %a; mov.b64 {%x3, %x4}, %b;
              sub.cc.u32 %x5, %x1, %x3; subc.u32 %x6, %x2, %x4; mov.b64 %d, {%x5, %x6};)",
           [](UL a, UL b, UL) { return a - b; });
+  // What subtraction leaves in the flag is the carry of a + ~b + 1: set if nothing was borrowed.
+  Check64(R"(mov.b64 {%x1, %x2}, %a; mov.b64 {%x3, %x4}, %b; sub.cc.u32 %x5, %x1, %x3;
+             subc.cc.u32 %x5, %x2, %x4; addc.u32 %x6, 0, 0; cvt.u64.u32 %d, %x6;)",
+          [](UL a, UL b, UL) { return UL{a >= b}; });
+  Check64("sub.cc.u64 %y1, %a, %b; subc.u64 %d, 0, 0;",
+          [](UL a, UL b, UL) { return a < b ? ~UL{0} : UL{0}; });
   Check64(R"(mov.b64 {%x1, %x2}, %a; mov.b64 {%x3, %x4}, %b;
              mul.lo.u32 %x5, %x1, %x3; mul.hi.u32 %x6, %x1, %x3; mad.lo.u32 %x6, %x1, %x4, %x6; mad.lo.u32 %x6, %x2, %x3, %x6;
              mov.b64 %y1, {%x5, %x6}; mov.b64 {%x1, %x2}, %c; mad.lo.cc.u32 %x5, %x5, 1, %x1; madc.hi.u32 %x6, %x5, 0, %x6;

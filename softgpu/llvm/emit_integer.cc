@@ -174,11 +174,13 @@ LaneValue InstructionEmitter::PatternWiden(const LaneValue& value, unsigned bits
 
 absl::Status InstructionEmitter::EmitCarryAdd(const Instruction& i, llvm::Value* a, llvm::Value* b,
                                               const Args& args, Type type, bool subtract) {
-  // In twice the width the carry (or borrow) is a bit of the sum.
+  // In twice the width the carry is a bit of the sum. A card subtracts by adding a + ~b + 1, and
+  // what it keeps is that sum's carry: after sub.cc the flag says that nothing was borrowed, which
+  // addc sees (nvcc's division of 128 bits lives on it).
   const bool carry_in = i.opcode == "addc" || i.opcode == "subc" || i.opcode == "madc";
   llvm::Type* wide = SameShape(a, IntType(type.bits * 2u));
   llvm::Value* wa = builder_.CreateZExt(a, wide);
-  llvm::Value* wb = builder_.CreateZExt(b, wide);
+  llvm::Value* wb = builder_.CreateZExt(subtract ? builder_.CreateNot(b) : b, wide);
   bool uniform = args.uniform;
   llvm::Value* carry = nullptr;
   if (carry_in) {
@@ -191,10 +193,9 @@ absl::Status InstructionEmitter::EmitCarryAdd(const Instruction& i, llvm::Value*
     carry = uniform ? in.scalar : AsVector(builder_, in);
     carry = builder_.CreateZExt(carry, wa->getType());
   }
-  llvm::Value* total = subtract ? builder_.CreateSub(wa, wb) : builder_.CreateAdd(wa, wb);
-  if (carry != nullptr) {
-    total = subtract ? builder_.CreateSub(total, carry) : builder_.CreateAdd(total, carry);
-  }
+  if (subtract && carry == nullptr) carry = Constant(wa, 1);
+  llvm::Value* total = builder_.CreateAdd(wa, wb);
+  if (carry != nullptr) total = builder_.CreateAdd(total, carry);
   const auto wrap = [&](llvm::Value* v) {
     return uniform ? LaneValue::Uniform(v) : LaneValue::Varying(v);
   };

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
+#include "common/software_card.h"
 #include "common/status_macros.h"
 #include "softgpu/runtime/device_models.h"
 
@@ -96,6 +97,7 @@ std::array<uint8_t, 16> MakeUuid(absl::string_view machine, int ordinal) {
   for (size_t i = 0; i < uuid.size(); ++i) {
     uuid[i] = static_cast<uint8_t>(halves[i / 8] >> (8 * (i % 8)));
   }
+  std::copy(std::begin(kSoftwareCardUuid), std::end(kSoftwareCardUuid), uuid.begin());
   // Marked as a version 8 (custom) UUID of RFC 9562.
   uuid[6] = static_cast<uint8_t>((uuid[6] & 0x0f) | 0x80);
   uuid[8] = static_cast<uint8_t>((uuid[8] & 0x3f) | 0x80);

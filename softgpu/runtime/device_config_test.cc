@@ -1,5 +1,7 @@
 #include "softgpu/runtime/device_config.h"
 
+#include <cstring>
+
 #include "common/status_matchers.h"
 
 namespace fargpu::softgpu {
@@ -96,6 +98,9 @@ TEST(DeviceConfigTest, CardsDifferAndStayTheSame) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(one.devices[i].uuid, two.devices[i].uuid);
     EXPECT_NE(one.devices[i].uuid, other.devices[i].uuid);
+    // What common/software_card.h tells such cards by.
+    EXPECT_EQ(std::memcmp(one.devices[i].uuid.data(), "FarG", 4), 0);
+    EXPECT_EQ(one.devices[i].uuid[6] >> 4, 8);
     EXPECT_EQ(one.devices[i].pci_bus, 0x10 + i);
     for (int j = 0; j < i; ++j) EXPECT_NE(one.devices[i].uuid, one.devices[j].uuid);
   }

@@ -1,0 +1,126 @@
+// Kernels that launch kernels: recursion, streams and events of the device, tail launches, copies
+// and sets from the device, what the device runtime answers, errors.
+#include "check.h"
+
+namespace {
+
+constexpr int kValues = 1 << 12;
+
+__device__ int g_last_error;
+__device__ int g_numbers[8];
+
+// Adds up values[begin, end) by halves, each a grid of its own, to *sum.
+__global__ void SumByHalves(const int* values, int begin, int end, unsigned long long* sum) {
+  if (end - begin <= 256) {
+    unsigned long long part = 0;
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end;
+         i += static_cast<int>(blockDim.x)) {
+      part += static_cast<unsigned>(values[i]);
+    }
+    atomicAdd(sum, part);
+    return;
+  }
+  if (threadIdx.x != 0) return;
+  const int middle = begin + (end - begin) / 2;
+  SumByHalves<<<1, 32, 0, cudaStreamFireAndForget>>>(values, begin, middle, sum);
+  SumByHalves<<<1, 32, 0, cudaStreamFireAndForget>>>(values, middle, end, sum);
+}
+
+__global__ void Append(int* log, int value) {
+  if (threadIdx.x == 0) log[1 + atomicAdd(log, 1)] = value;
+}
+
+__global__ void AppendInOrder(int* log) {
+  Append<<<1, 1, 0, cudaStreamTailLaunch>>>(log, 5);
+  Append<<<1, 1, 0, cudaStreamTailLaunch>>>(log, 6);
+  cudaStream_t first, second;
+  cudaEvent_t event;
+  cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
+  cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  Append<<<1, 64, 0, first>>>(log, 1);
+  Append<<<1, 64, 0, first>>>(log, 2);
+  cudaEventRecord(event, first);
+  cudaStreamWaitEvent(second, event, 0);
+  Append<<<1, 64, 0, second>>>(log, 3);
+  Append<<<1, 64, 0, second>>>(log, 4);
+  cudaEventDestroy(event);
+  cudaStreamDestroy(first);
+  cudaStreamDestroy(second);
+}
+
+// Every thread: fills its row, copies it to the row of another array, in its own order.
+__global__ void FillAndCopy(char* from, char* to, int bytes) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  cudaMemsetAsync(from + row * bytes, row + 1, bytes);
+  cudaMemcpyAsync(to + row * bytes, from + row * bytes, bytes, cudaMemcpyDeviceToDevice);
+}
+
+__global__ void Ask() {
+  cudaGetDevice(&g_numbers[0]);
+  cudaGetDeviceCount(&g_numbers[1]);
+  cudaDeviceGetAttribute(&g_numbers[2], cudaDevAttrWarpSize, g_numbers[0]);
+  cudaFuncAttributes attributes;
+  cudaFuncGetAttributes(&attributes, Append);
+  g_numbers[3] = attributes.maxThreadsPerBlock;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&g_numbers[4], Append, 128, 0);
+  size_t limit = 0;
+  cudaDeviceGetLimit(&limit, cudaLimitMallocHeapSize);
+  g_numbers[5] = limit > 0;
+}
+
+__global__ void LaunchTooManyThreads(int* log) {
+  Append<<<1, 4096>>>(log, 1);
+  g_last_error = cudaGetLastError();
+}
+
+}  // namespace
+
+int main() {
+  int* values;
+  unsigned long long* sum;
+  CHECK_CUDA(cudaMallocManaged(&values, kValues * sizeof(int)));
+  CHECK_CUDA(cudaMallocManaged(&sum, sizeof(*sum)));
+  unsigned long long expected = 0;
+  for (int i = 0; i < kValues; ++i) expected += static_cast<unsigned>(values[i] = i * 7 % 1000);
+  *sum = 0;
+  SumByHalves<<<1, 32>>>(values, 0, kValues, sum);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  EXPECT(*sum == expected);
+  std::printf("sum by halves: %llu\n", *sum);
+
+  int* log;
+  CHECK_CUDA(cudaMallocManaged(&log, 16 * sizeof(int)));
+  CHECK_CUDA(cudaMemset(log, 0, 16 * sizeof(int)));
+  AppendInOrder<<<1, 1>>>(log);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  EXPECT(log[0] == 6);
+  for (int i = 1; i <= 6; ++i) EXPECT(log[i] == i);
+  std::printf("streams, events and tail launches keep their order\n");
+
+  constexpr int kRows = 48;
+  constexpr int kBytes = 100;
+  char *from, *to;
+  CHECK_CUDA(cudaMallocManaged(&from, kRows * kBytes));
+  CHECK_CUDA(cudaMallocManaged(&to, kRows * kBytes));
+  FillAndCopy<<<3, kRows / 3>>>(from, to, kBytes);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  for (int i = 0; i < kRows * kBytes; ++i) EXPECT(to[i] == i / kBytes + 1);
+  std::printf("sets and copies: %d bytes\n", kRows * kBytes);
+
+  Ask<<<1, 1>>>();
+  int numbers[8] = {};
+  CHECK_CUDA(cudaMemcpyFromSymbol(numbers, g_numbers, sizeof(numbers)));
+  int devices = 0;
+  CHECK_CUDA(cudaGetDeviceCount(&devices));
+  EXPECT(numbers[0] == 0 && numbers[1] == devices && numbers[2] == 32);
+  EXPECT(numbers[3] == 1024 && numbers[4] >= 1 && numbers[5] == 1);
+  std::printf("the device answers\n");
+
+  LaunchTooManyThreads<<<1, 1>>>(log);
+  int error = 0;
+  CHECK_CUDA(cudaMemcpyFromSymbol(&error, g_last_error, sizeof(error)));
+  std::printf("4096 threads: %s\n", cudaGetErrorName(static_cast<cudaError_t>(error)));
+  EXPECT(error == cudaErrorInvalidConfiguration);
+  return 0;
+}
