@@ -17,7 +17,7 @@
 #include "softgpu/compiler.h"
 
 // Dynamic parallelism: grids that kernels launch, who waits for whom, and when all have ended
-// (docs/design/007).
+// (docs/design/008).
 namespace fargpu::softgpu {
 
 class DeviceRuntime;

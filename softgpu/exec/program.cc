@@ -204,15 +204,16 @@ class CompiledProgram : public Program, public GridRunner {
     launch.device_runtime.store(runtime, std::memory_order_relaxed);
     const absl::Time start = absl::Now();
     absl::Status status;
+    // False: an error of another grid of the same launch has ended all.
+    const bool runs = runtime == nullptr || runtime->Enter(&launch);
+    if (runs) status = RunGrid(&launch);
+    if (code.effort == Effort::kQuick) NoteRun(kernel, choice.shape, absl::Now() - start);
     if (runtime == nullptr) {
-      status = RunGrid(&launch);
       DeviceRuntime* const own = launch.device_runtime.load(std::memory_order_acquire);
       if (own != nullptr) status = own->Finish(status);
-    } else if (runtime->Enter(&launch)) {
-      status = RunGrid(&launch);
+    } else if (runs) {
       runtime->Leave(&launch);
     }
-    if (code.effort == Effort::kQuick) NoteRun(kernel, choice.shape, absl::Now() - start);
     ParamBlocks::Get().Give(launch.params);
     return status;
   }
