@@ -92,6 +92,11 @@ DeviceError DeviceRuntime::Launch(const Thread& from, uint64_t stream, ChildLaun
       uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z == 0) {
     return DeviceError::kInvalidConfiguration;
   }
+  const Dim3 cluster = info.cluster.x == 0 ? Dim3{} : info.cluster;
+  if (info.needs_cluster || launch.grid.x % cluster.x != 0 || launch.grid.y % cluster.y != 0 ||
+      launch.grid.z % cluster.z != 0) {
+    return DeviceError::kInvalidConfiguration;
+  }
   if (launch.grid.y > 65535 || launch.grid.z > 65535 || launch.grid.x > 0x7fffffff) {
     return DeviceError::kInvalidConfiguration;
   }
@@ -316,7 +321,15 @@ void DeviceRuntime::Work() {
     config.block = child->launch.block;
     config.dynamic_shared_bytes = child->launch.dynamic_shared_bytes;
     config.params = child->launch.params;
+    // A kernel that says how large its clusters are gets those; one that must be told cannot start.
+    const KernelInfo& info = runner_->Info(child->launch.kernel);
+    if (info.cluster.x != 0) {
+      config.cluster = info.cluster;
+      config.explicit_cluster = true;
+    }
+    config.heap = root_launch_->config->heap;
     config.heap_bytes = root_launch_->config->heap_bytes;
+    config.stack_bytes = root_launch_->config->stack_bytes;
     config.interrupted = root_launch_->config->interrupted;
     config.queries = root_launch_->config->queries;
     config.printf_sink = [this](absl::string_view text) { root_launch_->Print(text); };
