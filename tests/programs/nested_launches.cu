@@ -1,5 +1,7 @@
 // Kernels that launch kernels: recursion, streams and events of the device, tail launches, copies
 // and sets from the device, what the device runtime answers, errors.
+#include <vector>
+
 #include "check.h"
 
 namespace {
@@ -77,38 +79,50 @@ __global__ void LaunchTooManyThreads(int* log) {
 
 }  // namespace
 
+template <typename T>
+T* ToDevice(const std::vector<T>& values) {
+  T* memory;
+  CHECK_CUDA(cudaMalloc(&memory, values.size() * sizeof(T)));
+  CHECK_CUDA(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return memory;
+}
+
+template <typename T>
+std::vector<T> ToHost(const T* memory, size_t count) {
+  std::vector<T> values(count);
+  CHECK_CUDA(cudaMemcpy(values.data(), memory, count * sizeof(T), cudaMemcpyDeviceToHost));
+  return values;
+}
+
 int main() {
-  int* values;
-  unsigned long long* sum;
-  CHECK_CUDA(cudaMallocManaged(&values, kValues * sizeof(int)));
-  CHECK_CUDA(cudaMallocManaged(&sum, sizeof(*sum)));
+  std::vector<int> values(kValues);
   unsigned long long expected = 0;
   for (int i = 0; i < kValues; ++i) expected += static_cast<unsigned>(values[i] = i * 7 % 1000);
-  *sum = 0;
-  SumByHalves<<<1, 32>>>(values, 0, kValues, sum);
+  auto* const sum = ToDevice(std::vector<unsigned long long>{0});
+  SumByHalves<<<1, 32>>>(ToDevice(values), 0, kValues, sum);
   CHECK_CUDA(cudaDeviceSynchronize());
-  EXPECT(*sum == expected);
-  std::printf("sum by halves: %llu\n", *sum);
+  const unsigned long long found = ToHost(sum, 1)[0];
+  EXPECT(found == expected);
+  std::printf("sum by halves: %llu\n", found);
 
-  int* log;
-  CHECK_CUDA(cudaMallocManaged(&log, 16 * sizeof(int)));
-  CHECK_CUDA(cudaMemset(log, 0, 16 * sizeof(int)));
-  AppendInOrder<<<1, 1>>>(log);
+  int* const device_log = ToDevice(std::vector<int>(16, 0));
+  AppendInOrder<<<1, 1>>>(device_log);
   CHECK_CUDA(cudaDeviceSynchronize());
+  const std::vector<int> log = ToHost(device_log, 16);
   EXPECT(log[0] == 6);
   for (int i = 1; i <= 6; ++i) EXPECT(log[i] == i);
   std::printf("streams, events and tail launches keep their order\n");
 
   constexpr int kRows = 48;
   constexpr int kBytes = 100;
-  char *from, *to;
-  CHECK_CUDA(cudaMallocManaged(&from, kRows * kBytes));
-  CHECK_CUDA(cudaMallocManaged(&to, kRows * kBytes));
+  std::vector<char> from(kRows * kBytes);
   for (int i = 0; i < kRows * kBytes; ++i) from[i] = static_cast<char>(i / kBytes + i % 7);
-  ClearAndCopy<<<3, kRows / 3>>>(from, to, kBytes);
+  char* const to = ToDevice(std::vector<char>(kRows * kBytes, 0));
+  ClearAndCopy<<<3, kRows / 3>>>(ToDevice(from), to, kBytes);
   CHECK_CUDA(cudaDeviceSynchronize());
+  const std::vector<char> copied = ToHost(to, kRows * kBytes);
   for (int i = 0; i < kRows * kBytes; ++i) {
-    EXPECT(to[i] == (i / kBytes % 2 == 0 ? 0 : i / kBytes + i % 7));
+    EXPECT(copied[i] == (i / kBytes % 2 == 0 ? 0 : i / kBytes + i % 7));
   }
   std::printf("sets and copies: %d bytes\n", kRows * kBytes);
 
@@ -121,7 +135,7 @@ int main() {
   EXPECT(numbers[3] == 1024 && numbers[4] >= 1 && numbers[5] == 1);
   std::printf("the device answers\n");
 
-  LaunchTooManyThreads<<<1, 1>>>(log);
+  LaunchTooManyThreads<<<1, 1>>>(device_log);
   int error = 0;
   CHECK_CUDA(cudaMemcpyFromSymbol(&error, g_last_error, sizeof(error)));
   std::printf("4096 threads: %s\n", cudaGetErrorName(static_cast<cudaError_t>(error)));
