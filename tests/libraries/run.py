@@ -55,7 +55,7 @@ class Runner:
             return self._pool.start(program, *arguments, memory=self._options.memory, cores=100,
                                     LD_LIBRARY_PATH=self._path)
         keep = {name: value for name, value in os.environ.items()
-                if name.startswith(('FARGPU_CACHE_', 'FARGPU_LOG', 'FARGPU_SOFTGPU_', 'H5_'))}
+                if name.startswith(('FARGPU_CACHE_', 'FARGPU_LOG', 'FARGPU_SOFTGPU_'))}
         environment = harness.clean_environment(
             FARGPU_SOFTGPU=f'memory={self._options.memory}', **keep,
             LD_LIBRARY_PATH=f'{harness.SOFTGPU}:{self._path}')
