@@ -190,7 +190,7 @@ TEST_F(TensorMapTest, LoadsTilesOfEveryRank) {
   for (const Tensor& t : kTensors) {
     const std::vector<uint8_t> contents = Noise(t.Bytes());
     const CUdeviceptr memory = Upload(contents);
-    alignas(64) CUtensorMap map;
+    CUtensorMap map;
     ASSERT_SUCCESS(t.Encode(&map, memory));
     const size_t bytes = TileElements(t) * t.element;
     // Inside, and over the edges on both sides.
@@ -218,7 +218,7 @@ TEST_F(TensorMapTest, StoresWhatLiesInside) {
   for (const Tensor& t : kTensors) {
     const std::vector<uint8_t> before = Noise(t.Bytes());
     const CUdeviceptr memory = Upload(before);
-    alignas(64) CUtensorMap map;
+    CUtensorMap map;
     ASSERT_SUCCESS(t.Encode(&map, memory));
     const std::vector<uint8_t> tile = Noise(kTileBytes);
     std::vector<int64_t> start(t.rank(), 1);
@@ -248,10 +248,10 @@ TEST_F(TensorMapTest, ReducesInMemory) {
                     {"and", [](uint32_t a, uint32_t b) { return a & b; }},
                     {"or", [](uint32_t a, uint32_t b) { return a | b; }},
                     {"xor", [](uint32_t a, uint32_t b) { return a ^ b; }}};
-  for (const auto& [name, function] : operations) {
+  for (const auto& operation : operations) {
     const std::vector<uint8_t> before = Noise(t.Bytes());
     const CUdeviceptr memory = Upload(before);
-    alignas(64) CUtensorMap map;
+    CUtensorMap map;
     ASSERT_SUCCESS(t.Encode(&map, memory));
     const std::vector<uint8_t> tile = Noise(kTileBytes);
     std::vector<uint8_t> expected = before;
@@ -261,21 +261,21 @@ TEST_F(TensorMapTest, ReducesInMemory) {
       uint32_t a = 0, b = 0;
       std::memcpy(&a, &before[static_cast<size_t>(offset)], 4);
       std::memcpy(&b, &tile[n * 4], 4);
-      a = function(a, b);
+      a = operation.second(a, b);
       std::memcpy(&expected[static_cast<size_t>(offset)], &a, 4);
     });
     Run(map,
-        absl::StrCat("cp.reduce.async.bulk.tensor.2d.global.shared::cta.", name,
+        absl::StrCat("cp.reduce.async.bulk.tensor.2d.global.shared::cta.", operation.first,
                      ".tile.bulk_group [%map, {%c0, %c1}], [tile];"),
         {6, 3}, 0, tile);
-    EXPECT_EQ(Download<uint8_t>(memory, before.size()), expected) << name;
+    EXPECT_EQ(Download<uint8_t>(memory, before.size()), expected) << operation.first;
   }
 }
 
 TEST_F(TensorMapTest, GathersRows) {
   const Tensor t = {.sizes = {16, 10}, .box = {8, 1}};
   const std::vector<uint8_t> contents = Noise(t.Bytes());
-  alignas(64) CUtensorMap map;
+  CUtensorMap map;
   ASSERT_SUCCESS(t.Encode(&map, Upload(contents)));
   const std::vector<int64_t> rows = {9, 0, 12, 3};  // 12 is outside
   std::vector<uint8_t> expected(kTileBytes, 0xcc);
@@ -303,7 +303,7 @@ TEST_F(TensorMapTest, PixelsOfImages) {
     const int lower[] = {0, 1};   // height, width
     const int upper[] = {-2, 1};  // the box ends at size - 1 + upper
     const cuuint32_t pixels = 20, channels = 4;
-    alignas(64) CUtensorMap map;
+    CUtensorMap map;
     ASSERT_SUCCESS(cuTensorMapEncodeIm2col(
         &map, t.type, 4, reinterpret_cast<void*>(memory), t.sizes.data(), strides.data(), lower,
         upper, channels, pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
@@ -343,7 +343,7 @@ TEST_F(TensorMapTest, KernelsChangeMaps) {
   const CUdeviceptr memory = Upload(contents);
   Tensor smaller = t;
   smaller.box = {8, 2};
-  alignas(64) CUtensorMap map;
+  CUtensorMap map;
   ASSERT_SUCCESS(t.Encode(&map, 16));
   std::vector<uint8_t> expected(kTileBytes, 0xcc);
   const uint64_t start = t.Strides()[0];
@@ -360,7 +360,7 @@ TEST_F(TensorMapTest, KernelsChangeMaps) {
 }
 
 TEST_F(TensorMapTest, WhatIsNoMapEndsTheKernel) {
-  alignas(64) CUtensorMap map = {};
+  CUtensorMap map = {};
   Run(map, Load(2), {0, 0}, 64, {}, CUDA_ERROR_ILLEGAL_INSTRUCTION);
   StartAnew();
   const Tensor t = {.sizes = {20, 9}, .box = {8, 5}};
@@ -374,7 +374,7 @@ TEST_F(TensorMapTest, WhatIsNoMapEndsTheKernel) {
 
 TEST_F(TensorMapTest, ArgumentsAreChecked) {
   const Tensor good = {.sizes = {32, 9}, .box = {8, 5}};
-  alignas(64) CUtensorMap map[2];
+  CUtensorMap map[2];
   const CUdeviceptr memory = Upload(Noise(good.Bytes()));
   EXPECT_SUCCESS(good.Encode(map, memory));
   const auto with = [&](const std::function<void(Tensor*)>& change) {
