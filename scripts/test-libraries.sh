@@ -79,31 +79,21 @@ fargpu_is_cuda_home "$CUDA_HOME" || fargpu_die "no CUDA toolkit; run scripts/set
 tree="$(echo "$venv"/lib/python3*/site-packages/nvidia)"
 programs="$build/libraries"
 mkdir -p "$programs"
-for source in "$FARGPU_ROOT"/tests/libraries/*_test.cu; do
-  name="$(basename "$source" .cu)"
-  # Names of cases and options take no part: which programs are wanted is in the library's name.
-  wanted=0 named=0
-  for argument in "${arguments[@]}"; do
-    [[ "$argument" != [a-z]* ]] || named=1
-    [[ "${argument%%:*}_test" != "$name" ]] || wanted=1
-  done
-  ((wanted || !named)) || continue
-  program="$programs/$name"
+include=()
+for folder in cu13 cudnn; do
+  [[ ! -d "$tree/$folder/include" ]] || include+=("-I$tree/$folder/include")
+done
+runner=(/usr/bin/python3 -B "$FARGPU_ROOT/tests/libraries/run.py" --programs "$programs")
+wanted="$("${runner[@]}" --print-libraries "${arguments[@]}")"
+for library in $wanted; do
+  source="$FARGPU_ROOT/tests/libraries/${library}_test.cu"
+  program="$programs/${library}_test"
   if [[ ! -e "$program" || "$source" -nt "$program" ||
     "$FARGPU_ROOT/tests/libraries/library_test.h" -nt "$program" ]]; then
-    include=()
-    for folder in cu13 cudnn; do
-      [[ ! -d "$tree/$folder/include" ]] || include+=("-I$tree/$folder/include")
-    done
-    header="$(sed -n 's/^#include <\(cu[a-z]*[A-Z_a-z0-9]*\.h\)>$/\1/p' "$source" | head -1)"
-    if [[ "$header" == cudnn.h && ! -e "$tree/cudnn/include/$header" ]]; then
-      continue # not among the quick ones
-    fi
     nvcc -std=c++17 -O2 --extended-lambda -arch=compute_90 "${include[@]}" "$source" -o "$program"
   fi
 done
 
 export FARGPU_E2E_BIN="$build/bin" FARGPU_E2E_SOFTGPU="$build/softgpu" FARGPU_E2E_PROGRAMS="$programs"
 export FARGPU_E2E_CUDA_LIBRARIES="$CUDA_HOME/lib64"
-/usr/bin/python3 -B "$FARGPU_ROOT/tests/libraries/run.py" --programs "$programs" \
-  --library-path "$tree/cu13/lib" --library-path "$tree/cudnn/lib" "${arguments[@]}"
+"${runner[@]}" --library-path "$tree/cu13/lib" --library-path "$tree/cudnn/lib" "${arguments[@]}"

@@ -24,9 +24,9 @@ LIBRARIES = ['cublas', 'cublas_half', 'cufft', 'curand', 'curand_device', 'cuspa
 # What is right within seconds: one case of each kind whose kernels are short.
 QUICK = {
     'cufft': ['c2c_8', 'z2z_8', 'r2c_8', 'c2r_8', 'c2c_97'],
-    'curand': ['xorwow', 'philox'],
+    'curand': ['xorwow', 'philox', 'mtgp32', 'sobol64'],
     'curand_device': ['philox', 'sobol32'],
-    'cusparse': ['spmv_csr_f64_transposed', 'sparse_to_dense'],
+    'cusparse': ['spmv_csr', 'spmm_f32_33_rows', 'sparse_to_dense'],
 }
 COLUMNS = ['library', 'case', 'result', 'error', 'tolerance', 'seconds', 'detail']
 # A program whose cases fail one after another is not started again for ever.
@@ -144,6 +144,7 @@ def main():
     parser.add_argument('--limit', type=float, default=60, help='seconds for a case')
     parser.add_argument('--memory', default='4GiB', help='of the card')
     parser.add_argument('--quick', action='store_true', help='seconds in all')
+    parser.add_argument('--print-libraries', action='store_true', help='only say which will be run')
     options = parser.parse_args()
 
     chosen = dict(QUICK) if options.quick else {library: [] for library in LIBRARIES}
@@ -154,6 +155,10 @@ def main():
             if library not in LIBRARIES:
                 parser.error(f'{library} is none of {", ".join(LIBRARIES)}')
             chosen[library] += [part] if part else []
+
+    if options.print_libraries:
+        print(*chosen)
+        return 0
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
