@@ -116,6 +116,9 @@ int main(int argc, char** argv) {
   cublasHandle_t handle = nullptr;
   Check("cublasCreate", LIBRARY_SYMBOL(library, cublasCreate_v2)(&handle), 0, 0);
   if (handle == nullptr) return Finish();
+  int version = 0;
+  LIBRARY_SYMBOL(library, cublasGetVersion_v2)(handle, &version);
+  PrintVersion("cuBLAS " + DottedVersion(version, 10000, 100));
   const std::vector<int> sizes = {8, 17, 64, 100, 256, 1000};
 
   const auto sgemm = LIBRARY_SYMBOL(library, cublasSgemm_v2);

@@ -30,6 +30,7 @@ double Differs(const thrust::device_vector<T>& got, const std::vector<T>& expect
 
 int main(int argc, char** argv) {
   ParseArguments(argc, argv);
+  PrintVersion("Thrust and CUB " + DottedVersion(THRUST_VERSION, 100000, 100));
   constexpr size_t kCount = 1000000;
   std::vector<unsigned> values(kCount);
   Random random;
