@@ -288,7 +288,8 @@ struct Tiny {
       const Wide l = least < 0 ? -least : least;
       if (d < l || (d == l && p % 2 == 0)) best = p;
     }
-    if (IsInfinite(v)) best = sign - 1;
+    // Also where the distances to all are the same in our arithmetic.
+    if (magnitude >= Wide{ValueOf(sign - 1)}) best = sign - 1;
     return best | (SignBit(v) ? sign : 0);
   }
 };
