@@ -238,16 +238,16 @@ def judge(name, status, output, timeout):
     ours = [line for line in output.splitlines() if line.startswith('fargpu: ')]
     theirs = [line for line in output.splitlines() if not line.startswith('fargpu: ')]
     last = next((line.strip() for line in reversed(theirs) if line.strip()), '')
-    reason = ours[0] if ours else last
+    failure = next((line.strip() for line in theirs if FAILURE.search(line)), last)
+    reason = ours[0] if ours else failure
     if status is None:
         return 'fail', f'no end within {timeout:g} s'
     if status == WAIVED:
         return 'waived', last[:200]
     if status != 0:
         return 'fail', f'exit status {status}: {reason[:200]}'
-    failure = FAILURE.search('\n'.join(theirs))
-    if failure and name not in SHOWS_FAILURE:
-        return 'fail', f'says "{failure.group(0)}": {reason[:200]}'
+    if FAILURE.search(failure) and name not in SHOWS_FAILURE:
+        return 'fail', f'exit status 0, but says: {failure[:200]}'
     return 'pass', ''
 
 
