@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cudaProfiler.h>
 
+#include "protocol/driver_abi/runtime_launch.h"
+
 namespace fargpu::client {
 // cuda.h has prototypes of some per-thread twins only. Their addresses are all that is wanted, so
 // they get names of ours.
@@ -28,7 +30,8 @@ const driver_abi::ProcRow kRows[] = {
 }  // namespace
 
 const driver_abi::ProcAddressTable& ProcTable() {
-  static const auto* const table = new driver_abi::ProcAddressTable(kRows);
+  static const auto* const table =
+      new driver_abi::ProcAddressTable(kRows, driver_abi::LaunchesForRuntime());
   return *table;
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/log.h"
 #include "protocol/driver_abi/context_storage.h"
+#include "protocol/driver_abi/proc_address.h"
 
 namespace fargpu::driver_abi {
 namespace {
@@ -302,6 +303,7 @@ void InstallExportTableHost(ExportTableHost* host) {
 }
 
 CUresult GetExportTable(const void** table, const CUuuid* id) {
+  RuntimeHasItsFunctions();
   if (table == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *table = nullptr;
   if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;

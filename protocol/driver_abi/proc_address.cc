@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace fargpu::driver_abi {
 namespace {
@@ -15,9 +16,16 @@ uint32_t Hash(const char* name) {
   return hash;
 }
 
+// A runtime starts up on this thread.
+thread_local bool runtime_starts = false;
+
 }  // namespace
 
-ProcAddressTable::ProcAddressTable(absl::Span<const ProcRow> rows) {
+void RuntimeHasItsFunctions() { runtime_starts = false; }
+
+ProcAddressTable::ProcAddressTable(absl::Span<const ProcRow> rows,
+                                   std::vector<ProcReplacement> replacements)
+    : replacements_(std::move(replacements)) {
   rows_.reserve(rows.size());
   for (const ProcRow& row : rows) rows_.push_back(&row);
   std::sort(rows_.begin(), rows_.end(), [](const ProcRow* a, const ProcRow* b) {
@@ -46,6 +54,7 @@ CUresult ProcAddressTable::Find(const char* name, int version, cuuint64_t flags,
     return CUDA_ERROR_INVALID_VALUE;
   }
   *function = nullptr;
+  if (*name == '\0' && version == 0) runtime_starts = true;
   CUdriverProcAddressQueryResult reason = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   const uint32_t hash = Hash(name);
   const size_t mask = buckets_.size() - 1;
@@ -66,6 +75,11 @@ CUresult ProcAddressTable::Find(const char* name, int version, cuuint64_t flags,
       break;
     }
     break;
+  }
+  if (runtime_starts) {
+    for (const ProcReplacement& replacement : replacements_) {
+      if (*function == replacement.function) *function = replacement.for_runtime;
+    }
   }
   if (status != nullptr) *status = reason;
   return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

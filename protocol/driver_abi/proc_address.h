@@ -21,17 +21,25 @@ struct ProcRow {
   void* twin;          // symbol_ptds or symbol_ptsz; nullptr if it has none
 };
 
+// What the runtime gets in place of a function, where it must behave otherwise for it.
+struct ProcReplacement {
+  void* function;
+  void* for_runtime;
+};
+
 // Answers cuGetProcAddress_v2 from rows that never change. Immutable after construction: lookups
 // take no lock and allocate nothing.
 class ProcAddressTable {
  public:
   // `rows`, in any order, must outlive the table. Programs keep one for ever (leaked on purpose).
-  explicit ProcAddressTable(absl::Span<const ProcRow> rows);
+  explicit ProcAddressTable(absl::Span<const ProcRow> rows,
+                            std::vector<ProcReplacement> replacements = {});
 
   // The newest ABI of `name` whose `since` is at most `version`, or its twin if `flags` asks for
   // the per-thread default stream and that twin is old enough. CUDA_ERROR_NOT_FOUND, with
   // `*function` null and `*status` saying why, if there is none; CUDA_ERROR_INVALID_VALUE for null
-  // arguments or flags that cuda.h does not define. `status` may be null.
+  // arguments or flags that cuda.h does not define. `status` may be null. To a thread on which the
+  // runtime starts up, replacements are given.
   CUresult Find(const char* name, int version, cuuint64_t flags, void** function,
                 CUdriverProcAddressQueryResult* status) const;
 
@@ -45,6 +53,12 @@ class ProcAddressTable {
   // Rows of one name lie together, newest first.
   std::vector<const ProcRow*> rows_;
   std::vector<Bucket> buckets_;  // open addressing, a power of two, at most half full
+  const std::vector<ProcReplacement> replacements_;
 };
+
+// NVIDIA's runtime asks for the name "" of version 0 first, then for all of its functions on the
+// same thread, then for an export table (found by experiment, for 12.x and 13.0). Called at the end
+// of that.
+void RuntimeHasItsFunctions();
 
 }  // namespace fargpu::driver_abi

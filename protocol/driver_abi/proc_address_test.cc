@@ -1,11 +1,15 @@
 #include "protocol/driver_abi/proc_address.h"
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+#include "protocol/driver_abi/export_tables.h"
+#include "protocol/driver_abi/runtime_launch.h"
 
 namespace fargpu::driver_abi {
 namespace {
@@ -90,6 +94,43 @@ TEST(ProcAddressTableTest, ChecksArguments) {
   EXPECT_EQ(table.Find("cuMemAlloc", 13000, 0, &function, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(function, &functions[1]);
   EXPECT_EQ(table.Find("cuNothing", 13000, 0, &function, nullptr), CUDA_ERROR_NOT_FOUND);
+}
+
+TEST(ProcAddressTableTest, ARuntimeThatStartsUpGetsReplacements) {
+  const ProcAddressTable table(kRows, {{&functions[1], &functions[9]}});
+  RuntimeHasItsFunctions();  // other tests ask for "", too
+  EXPECT_EQ(Find(table, "cuMemAlloc", 13000), Found(&functions[1]));
+  EXPECT_EQ(Find(table, "", 0), kNoSuchName);
+  EXPECT_EQ(Find(table, "cuMemAlloc", 13000), Found(&functions[9]));
+  EXPECT_EQ(Find(table, "cuMemAlloc", 3019), Found(&functions[0]));
+  std::thread([&] {
+    EXPECT_EQ(Find(table, "cuMemAlloc", 13000), Found(&functions[1])) << "not this thread";
+  }).join();
+  const void* none = nullptr;
+  const CUuuid unknown = {};
+  EXPECT_EQ(GetExportTable(&none, &unknown), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Find(table, "cuMemAlloc", 13000), Found(&functions[1]));
+}
+
+CUresult Launch(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                CUstream, void**, void**) {
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+TEST(RuntimeLaunchTest, TellsGeometryFromOtherValues) {
+  const auto launch = &RuntimeLaunch<&Launch>::Call;
+  const auto of = [&](unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                      unsigned bz) {
+    return launch(nullptr, gx, gy, gz, bx, by, bz, 0, nullptr, nullptr, nullptr);
+  };
+  EXPECT_EQ(of(1, 1, 1, 1024, 1, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(of(0x7fffffff, 65535, 65535, 4, 4, 64), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(of(1, 1, 1, 1025, 1, 1), kInvalidConfiguration);
+  EXPECT_EQ(of(1, 1, 1, 33, 32, 1), kInvalidConfiguration);
+  EXPECT_EQ(of(1, 1, 1, 1, 1, 65), kInvalidConfiguration);
+  EXPECT_EQ(of(1, 65536, 1, 1, 1, 1), kInvalidConfiguration);
+  EXPECT_EQ(of(0, 1, 1, 1, 1, 1), kInvalidConfiguration);
+  EXPECT_EQ(of(1, 1, 1, 0, 1, 1), kInvalidConfiguration);
 }
 
 TEST(ProcAddressTableTest, FindsEveryNameOfALargeTable) {

@@ -2,6 +2,7 @@
 
 #include <cudaProfiler.h>
 
+#include "protocol/driver_abi/runtime_launch.h"
 #include "softgpu/driver/edge.h"
 
 namespace fargpu::softgpu {
@@ -24,7 +25,8 @@ const driver_abi::ProcRow kRows[] = {
 
 const driver_abi::ProcAddressTable& EntryPoints() {
   // Never destroyed: libraries look functions up until the process has ended.
-  static const auto* const table = new driver_abi::ProcAddressTable(kRows);
+  static const auto* const table =
+      new driver_abi::ProcAddressTable(kRows, driver_abi::LaunchesForRuntime());
   return *table;
 }
 
