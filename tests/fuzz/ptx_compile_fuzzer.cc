@@ -87,7 +87,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (hash % kCompiled != 0) continue;
     const auto jit = Jit::Create();
     Require(jit.ok(), "there is a compiler for this machine");
-    const auto function = (*jit)->Compile(*kernel, shape, std::nullopt);
+    const Effort effort = hash / kCompiled % 2 == 0 ? Effort::kQuick : Effort::kFull;
+    const auto function = (*jit)->Compile(*kernel, shape, effort, std::nullopt);
     Require(!function.ok() || function->function != nullptr, "code has an address");
   }
   return 0;
