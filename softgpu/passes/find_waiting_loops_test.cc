@@ -12,6 +12,7 @@ namespace fargpu::softgpu {
 namespace {
 
 struct Analyzed {
+  std::unique_ptr<LinkedProgram> program;  // the kernel's names lie in its text
   FlatKernel kernel;
   ControlFlow flow;
   std::vector<bool> waiting;
@@ -37,6 +38,7 @@ Analyzed Analyze(const std::string& code) {
   auto kernel = FlattenKernel(**program, 0);
   EXPECT_OK(kernel);
   Analyzed result;
+  result.program = *std::move(program);
   result.kernel = *std::move(kernel);
   EXPECT_TRUE(OrderBlocks(&result.kernel, &result.flow));
   const Ssa ssa = BuildSsa(&result.kernel, result.flow);
