@@ -1,6 +1,7 @@
 #include "softgpu/runtime/work_queue.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -24,6 +25,9 @@ using std::chrono::steady_clock;
 constexpr seconds kWorkerIdleTime{10};
 // Waits look again now and then, so that a lost wake-up would be a delay and not a hang.
 constexpr seconds kRecheck{1};
+// How long a worker looks for more before it sleeps. To wake it costs both sides some microseconds,
+// more than a small kernel takes; programs launch those one after another.
+constexpr std::chrono::microseconds kLinger{30};
 // How long a wait goes on after StopWorkers() without any progress.
 constexpr milliseconds kLastWait{100};
 
@@ -134,12 +138,35 @@ uint64_t WorkQueue::Submit(std::function<void()> work, std::vector<Dependency> d
 void WorkQueue::WakeWorker() {
   if (running_ || WorkersStopped()) return;
   running_ = true;
+  if (lingering_) {
+    lingering_ = false;
+    called_.store(true, std::memory_order_release);
+    return;
+  }
   WorkerPool::Get().Run(shared_from_this());
 }
 
 void WorkQueue::RunOnWorker() {
   MutexLock lock(&mutex_);
-  RunItems(RunOn::kWorker, std::numeric_limits<uint64_t>::max());
+  do {
+    RunItems(RunOn::kWorker, std::numeric_limits<uint64_t>::max());
+  } while (Linger());
+}
+
+bool WorkQueue::Linger() {
+  // Not if a thread that waits has taken over, or another worker was asked to.
+  if (running_ || lingering_ || WorkersStopped()) return false;
+  lingering_ = true;
+  called_.store(false, std::memory_order_relaxed);
+  mutex_.Unlock();
+  const auto deadline = steady_clock::now() + kLinger;
+  while (!called_.load(std::memory_order_acquire) && steady_clock::now() < deadline) {
+    sched_yield();  // whoever is to call may need this core
+  }
+  mutex_.Lock();
+  if (called_.load(std::memory_order_relaxed)) return true;
+  lingering_ = false;
+  return false;
 }
 
 void WorkQueue::RunItems(RunOn caller, uint64_t last) {
@@ -159,8 +186,11 @@ void WorkQueue::RunItems(RunOn caller, uint64_t last) {
     // What the item holds on to (buffers, modules) goes before anyone is told that it is done.
     item = Item{};
     mutex_.Lock();
-    completed_.fetch_add(1, std::memory_order_release);
-    progress_.SignalAll();
+    const uint64_t completed = completed_.fetch_add(1, std::memory_order_release) + 1;
+    if (completed >= wanted_) {
+      wanted_ = std::numeric_limits<uint64_t>::max();
+      progress_.SignalAll();
+    }
   }
   running_ = false;
   if (!items_.empty()) WakeWorker();
@@ -175,8 +205,10 @@ void WorkQueue::Wait(uint64_t position) {
       running_ = true;
       RunItems(RunOn::kAnyThread, position);
     } else if (!WorkersStopped()) {
+      wanted_ = std::min(wanted_, position);
       progress_.WaitFor(&mutex_, kRecheck);
-    } else if (!progress_.WaitFor(&mutex_, kLastWait)) {
+    } else if (wanted_ = std::min(wanted_, completed_.load() + 1);
+               !progress_.WaitFor(&mutex_, kLastWait)) {
       return;  // the worker is stuck in a kernel that the end of the process does not wait for
     }
   }
@@ -188,6 +220,7 @@ bool WorkQueue::WaitUntil(uint64_t position, steady_clock::time_point deadline) 
     const auto left = deadline - steady_clock::now();
     if (left <= steady_clock::duration::zero() || WorkersStopped()) return false;
     WakeWorker();
+    wanted_ = std::min(wanted_, position);
     progress_.WaitFor(&mutex_, std::min<steady_clock::duration>(left, kRecheck));
   }
   return true;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -67,6 +68,8 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   // Makes a worker run this queue if nobody does.
   void WakeWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunOnWorker();
+  // Waits a moment for more to do. True: it is there, and the caller owns `running_`.
+  bool Linger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::atomic<uint64_t> submitted_{0};
   std::atomic<uint64_t> completed_{0};
@@ -76,6 +79,10 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   // A thread is running items, or a worker has been asked to.
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
+  // The first position that somebody waits for: who waits is not woken for each item before it.
+  uint64_t wanted_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<uint64_t>::max();
+  bool lingering_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> called_{false};  // set instead of waking a worker while one lingers
 };
 
 // For the end of the process: workers start no further items, and those that run get `patience` to

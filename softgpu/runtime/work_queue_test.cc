@@ -41,6 +41,23 @@ TEST(WorkQueueTest, RunsInOrder) {
   EXPECT_TRUE(queue->idle());
 }
 
+// A worker that has run out of work looks for more for a moment: pauses of about that length.
+TEST(WorkQueueTest, NothingIsLostBetweenLookingAndSleeping) {
+  auto queue = WorkQueue::Create();
+  std::vector<int> order;
+  for (int i = 0; i < 3000; ++i) {
+    const uint64_t position = queue->Submit([&order, i] { order.push_back(i); }, {},
+                                            i % 3 == 0 ? RunOn::kWorker : RunOn::kAnyThread,
+                                            i % 5 == 0 ? Wake::kNo : Wake::kYes);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(i % 50);
+    while (std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    if (i % 7 == 0) queue->Wait(position);
+  }
+  queue->WaitIdle();
+  ASSERT_EQ(order.size(), 3000u);
+  for (int i = 0; i < 3000; ++i) ASSERT_EQ(order[i], i);
+}
+
 TEST(WorkQueueTest, TheWaiterRunsWhatMayRunAnywhere) {
   auto queue = WorkQueue::Create();
   std::thread::id ran_on, worker;
