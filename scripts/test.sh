@@ -63,13 +63,15 @@ for preset in "${presets[@]}"; do
       ;;
     tsan)
       # Where our threads meet: the transport, the ledger and allocator, a worker's session, the
-      # daemon.
+      # daemon, the software device's queues, grids and streams.
       cmake --preset tsan "${FARGPU_CMAKE_ARGUMENTS[@]}" \
-        -DFARGPU_PARTS="common;protocol;transport;memory;server"
+        -DFARGPU_PARTS="common;protocol;transport;memory;server;softgpu"
       tests=(transport_link_test transport_spin_test transport_connection_conformance_test
              transport_ucx_link_test transport_control_test memory_lease_ledger_test
              memory_device_allocator_test memory_address_space_test server_session_test
-             server_handlers_test server_worker_pool_test server_lease_table_test)
+             server_handlers_test server_worker_pool_test server_lease_table_test
+             softgpu_work_queue_test softgpu_grid_test softgpu_meeting_test softgpu_stream_test
+             softgpu_capture_test)
       ninja -C build/tsan --quiet "${tests[@]}"
       run_tests tsan --tests-regex "^($(IFS='|' && echo "${tests[*]}"))\$"
       ;;
