@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Only these functions may use AVX-512: the rest of the library runs on any CPU.
-#define FARGPU_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c")))
+#define FARGPU_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
 
 namespace fargpu::softgpu {
 namespace {
@@ -261,8 +261,7 @@ Function IntegersOfSigns(bool a, bool b, int rows, int columns) {
 bool HasAvx512() {
   static const bool has =
       __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-      __builtin_cpu_supports("f16c") != 0;
+      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0;
   return has;
 }
 
