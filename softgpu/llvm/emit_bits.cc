@@ -56,7 +56,6 @@ absl::Status InstructionEmitter::EmitLogic(const Instruction& i) {
 absl::Status InstructionEmitter::EmitShift(const Instruction& i) {
   // Amounts of the width and more are defined in PTX, poison in LLVM.
   const Type type = i.type();
-  if (type.is_float() || type.kind == Type::kPred) return Malformed(i, "an integer type is needed");
   const bool left = i.opcode == "shl";
   const bool arithmetic = !left && type.is_signed();
   ASSIGN_OR_RETURN(const LaneValue value, Get(i, 1, type));
@@ -143,7 +142,6 @@ absl::Status InstructionEmitter::EmitFunnelShift(const Instruction& i) {
 
 absl::Status InstructionEmitter::EmitBitCount(const Instruction& i) {
   const Type type = i.type();
-  if (type.is_float() || type.kind == Type::kPred) return Malformed(i, "an integer type is needed");
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}}));
   llvm::Value* v = args.v[0];
   const Type u32 = {Type::kUnsigned, 1, 32};
@@ -171,7 +169,6 @@ absl::Status InstructionEmitter::EmitBitCount(const Instruction& i) {
 
 absl::Status InstructionEmitter::EmitBitField(const Instruction& i) {
   const Type type = i.type();
-  if (type.is_float() || type.kind == Type::kPred) return Malformed(i, "an integer type is needed");
   if (i.opcode == "bfe") return EmitBitFieldExtract(i);
   if (i.opcode == "bfi") return EmitBitFieldInsert(i);
   if (i.opcode == "fns") return EmitFindNth(i);

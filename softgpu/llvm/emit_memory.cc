@@ -268,6 +268,8 @@ LaneValue InstructionEmitter::CheckRange(const Instruction& i, const LaneValue& 
     const int64_t stride = group.bytes;
     if (first.scaled != nullptr && stride % first.scaled->scale == 0) at = *first.scaled;
     checked = Resize(first, 64, false);
+    // Shared and local memory are smaller than that.
+    at.positive = relative && at.scale == 1 && at.base == nullptr;
     checked.scaled = Keep(at);
     llvm::Value* doubtful = builder_.CreateNot(FormRuns(at, group.bytes, mask));
     for (const int lane : {0, kHalf}) {
@@ -392,6 +394,9 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
       value = GatherElement(address, k * size, access.bytes(), element, mask);
     }
     RETURN_IF_ERROR(Set(i, target(k), LaneValue::Varying(value), access.type));
+  }
+  if (access.space == Space::kGlobal && address.in_runs != nullptr && InLoopWithBarrier()) {
+    PrefetchNextRound(address);
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,8 @@
 // takes is one move; the rest is gathered and scattered.
 #include <cstdint>
 
+#include "llvm/IR/Intrinsics.h"
+
 #include "softgpu/llvm/instruction_emitter.h"
 
 namespace fargpu::softgpu {
@@ -70,11 +72,77 @@ llvm::Value* InstructionEmitter::HalfOf(llvm::Value* vector, int half) {
   return builder_.CreateShuffleVector(vector, lanes);
 }
 
+// Pointers for a gather or scatter. Where there are narrow offsets from one base, the machine takes
+// them as they are: 16 lanes at once in place of 8, and nothing to widen.
+llvm::Value* InstructionEmitter::LanePointers(const LaneValue& address, unsigned offset) {
+  llvm::Value* base = nullptr;
+  llvm::Value* index = nullptr;
+  unsigned scale = 1;
+  if (address.pattern() && address.valid == nullptr) {
+    bool narrow = true;
+    for (const int64_t k : *address.offsets) narrow = narrow && k == static_cast<int32_t>(k);
+    if (narrow) {
+      base = address.scalar;
+      index = OffsetVector(builder_.getInt32Ty(), *address.offsets);
+    }
+  } else if (address.scaled != nullptr && address.scaled->base != nullptr) {
+    const ScaledIndex& at = *address.scaled;
+    const bool narrow = at.index->getType()->getScalarType()->isIntegerTy(32);
+    const bool scalable = at.scale == 1 || at.scale == 2 || at.scale == 4 || at.scale == 8;
+    if (narrow && scalable && (at.sign || at.positive)) {
+      base = at.base;
+      index = at.index;
+      scale = static_cast<unsigned>(at.scale);
+    }
+  }
+  if (base != nullptr) {
+    if (offset != 0) base = builder_.CreateAdd(base, builder_.getInt64(offset));
+    return builder_.CreateGEP(IntType(scale * 8),
+                              builder_.CreateIntToPtr(base, builder_.getPtrTy()), index);
+  }
+  llvm::Value* addresses = AllLanes(address);
+  if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
+  return builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
+}
+
+llvm::Value* InstructionEmitter::Gather(const LaneValue& address, unsigned offset, llvm::Type* type,
+                                        llvm::Value* mask) {
+  const unsigned size = type->getScalarSizeInBits() / 8;
+  if (size < 4 || !options_.avx512) {
+    // No such gather in hardware: a loop in the runtime is smaller than 32 branches here.
+    llvm::Value* addresses = AllLanes(address);
+    if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
+    llvm::Value* out = EntryAlloca(VectorOf(type), "loaded");
+    CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
+                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), out, Int32(0)});
+    return builder_.CreateLoad(VectorOf(type), out);
+  }
+  return builder_.CreateMaskedGather(VectorOf(type), LanePointers(address, offset),
+                                     llvm::Align(size), mask,
+                                     llvm::Constant::getNullValue(VectorOf(type)));
+}
+
+void InstructionEmitter::Scatter(const LaneValue& address, unsigned offset, llvm::Value* value,
+                                 llvm::Value* mask) {
+  const unsigned size = value->getType()->getScalarSizeInBits() / 8;
+  if (size < 4 || !options_.avx512) {
+    llvm::Value* addresses = AllLanes(address);
+    if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
+    CallRuntime(kRuntimeStore, builder_.getVoidTy(),
+                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size),
+                 SpillLanes(value, "stored"), Int32(0)});
+    return;
+  }
+  builder_.CreateMaskedScatter(value, LanePointers(address, offset), llvm::Align(size), mask);
+}
+
 llvm::Value* InstructionEmitter::GatherElement(const LaneValue& original, unsigned offset,
                                                unsigned extent, llvm::Type* type,
                                                llvm::Value* mask) {
   const unsigned size = type->getScalarSizeInBits() / 8;
   const bool full = BlockMaskIsFull() && guard() == nullptr;
+  // Patterns that one move takes were found before.
+  if (original.pattern() && original.valid == nullptr) return Gather(original, offset, type, mask);
   LaneValue address = original;
   if (address.in_runs == nullptr) {
     address = LaneValue::Varying(AsVector(builder_, original));
@@ -117,20 +185,7 @@ llvm::Value* InstructionEmitter::GatherElement(const LaneValue& original, unsign
   }
 
   builder_.SetInsertPoint(far);
-  llvm::Value* addresses = AllLanes(address);
-  if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
-  llvm::Value* gathered;
-  if (size < 4 || !options_.avx512) {
-    // No such gather in hardware: a loop in the runtime is smaller than 32 branches here.
-    llvm::Value* out = EntryAlloca(VectorOf(type), "loaded");
-    CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
-                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size), out, Int32(0)});
-    gathered = builder_.CreateLoad(VectorOf(type), out);
-  } else {
-    llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
-    gathered = builder_.CreateMaskedGather(VectorOf(type), pointers, llvm::Align(size), mask,
-                                           llvm::Constant::getNullValue(VectorOf(type)));
-  }
+  llvm::Value* gathered = Gather(address, offset, type, mask);
   builder_.CreateBr(join);
   builder_.SetInsertPoint(join);
   if (!can) return gathered;
@@ -140,10 +195,37 @@ llvm::Value* InstructionEmitter::GatherElement(const LaneValue& original, unsign
   return result;
 }
 
+// Tiles of matrices are read row by row, a page or more apart, which the CPU does not foresee. In a
+// loop with barriers every warp waits for the slowest load of the tile.
+void InstructionEmitter::PrefetchNextRound(const LaneValue& address) {
+  auto* near = llvm::BasicBlock::Create(context_, "foresee", function_);
+  auto* join = llvm::BasicBlock::Create(context_, "foreseen", function_);
+  builder_.CreateCondBr(address.in_runs, near, join);
+  builder_.SetInsertPoint(near);
+  for (const int lane : {0, kHalf}) {
+    llvm::Value* start = OneLane(address, lane);
+    llvm::AllocaInst* last = EntryAlloca(builder_.getInt64Ty(), "last");
+    // In the first round there is no last one: what is asked for then is no matter.
+    llvm::Value* before = builder_.CreateFreeze(builder_.CreateLoad(builder_.getInt64Ty(), last));
+    builder_.CreateStore(start, last);
+    llvm::Value* next = builder_.CreateAdd(start, builder_.CreateSub(start, before));
+    // For reading; to keep in all caches; data.
+    builder_.CreateIntrinsic(
+        llvm::Intrinsic::prefetch, {builder_.getPtrTy()},
+        {builder_.CreateIntToPtr(next, builder_.getPtrTy()), Int32(0), Int32(3), Int32(1)});
+  }
+  builder_.CreateBr(join);
+  builder_.SetInsertPoint(join);
+}
+
 void InstructionEmitter::ScatterElement(const LaneValue& original, unsigned offset,
                                         llvm::Value* value, llvm::Value* mask) {
   const unsigned size = value->getType()->getScalarSizeInBits() / 8;
   const bool full = BlockMaskIsFull() && guard() == nullptr;
+  if (original.pattern() && original.valid == nullptr) {
+    Scatter(original, offset, value, mask);
+    return;
+  }
   LaneValue address = original;
   if (address.in_runs == nullptr) {
     address = LaneValue::Varying(AsVector(builder_, original));
@@ -174,16 +256,7 @@ void InstructionEmitter::ScatterElement(const LaneValue& original, unsigned offs
   }
 
   builder_.SetInsertPoint(far);
-  llvm::Value* addresses = AllLanes(address);
-  if (offset != 0) addresses = builder_.CreateAdd(addresses, Constant(addresses, offset));
-  if (size < 4 || !options_.avx512) {
-    CallRuntime(kRuntimeStore, builder_.getVoidTy(),
-                {SpillLanes(addresses, "addresses"), MaskBits(mask), Int32(size),
-                 SpillLanes(value, "stored"), Int32(0)});
-  } else {
-    llvm::Value* pointers = builder_.CreateIntToPtr(addresses, VectorOf(builder_.getPtrTy()));
-    builder_.CreateMaskedScatter(value, pointers, llvm::Align(size), mask);
-  }
+  Scatter(address, offset, value, mask);
   builder_.CreateBr(join);
   builder_.SetInsertPoint(join);
 }

@@ -285,7 +285,6 @@ absl::Status InstructionEmitter::EmitDotProduct(const Instruction& i) {
 
 absl::Status InstructionEmitter::EmitSad(const Instruction& i) {
   const Type type = i.type();
-  if (type.is_float() || type.kind == Type::kPred) return Malformed(i, "an integer type is needed");
   ASSIGN_OR_RETURN(const Args args, Fetch(i, {{1, type}, {2, type}, {3, type}}));
   llvm::Value* a = args.v[0];
   llvm::Value* b = args.v[1];

@@ -86,6 +86,7 @@ absl::Status InstructionEmitter::Malformed(const Instruction& at, absl::string_v
 absl::Status InstructionEmitter::Emit(const Instruction& instruction) {
   const Handler handler = FindHandler(instruction.opcode);
   if (handler == nullptr) return Unsupported(instruction, "this instruction is not supported");
+  if (const char* const wrong = WrongType(instruction)) return Malformed(instruction, wrong);
   guard_set_ = instruction.guard >= 0;
   exec_mask_ = nullptr;
   if (guard_set_) guard_ = ReadPredicate(instruction.guard, instruction.guard_negated);

@@ -90,6 +90,8 @@ class InstructionEmitter {
   // The warp waits at barrier `id` for the block's warps, or for some `threads` (if not 0).
   virtual void BlockBarrier(llvm::Value* id, llvm::Value* threads);
   // The warp waits for something that others do and cannot be told of: they run for a while.
+  // Does the present block lie in a loop in which the warps of a block meet at barriers?
+  virtual bool InLoopWithBarrier() { return false; }
   virtual void LetOthersRun() { CallRuntime(kRuntimeYield, builder_.getVoidTy(), {}); }
   llvm::Value* CallRuntime(RuntimeFunction function, llvm::Type* result,
                            std::initializer_list<llvm::Value*> arguments);
@@ -148,6 +150,8 @@ class InstructionEmitter {
   };
   using Handler = absl::Status (InstructionEmitter::*)(const Instruction&);
   static Handler FindHandler(absl::string_view opcode);
+  // What is wrong with the type that an instruction is written with, if anything.
+  static const char* WrongType(const Instruction& i);
 
   absl::Status Unsupported(const Instruction& at, absl::string_view what);
   absl::Status Malformed(const Instruction& at, absl::string_view what);
@@ -323,9 +327,16 @@ class InstructionEmitter {
   llvm::Value* OneLane(const LaneValue& value, int lane);  // i64
   llvm::Value* FormRuns(const ScaledIndex& at, unsigned stride, llvm::Value* mask);
   llvm::Value* HalfOf(llvm::Value* vector, int half);
+  // As the machine does it, lane by lane.
+  llvm::Value* LanePointers(const LaneValue& address, unsigned offset);
+  llvm::Value* Gather(const LaneValue& address, unsigned offset, llvm::Type* type,
+                      llvm::Value* mask);
+  void Scatter(const LaneValue& address, unsigned offset, llvm::Value* value, llvm::Value* mask);
   // Elements `offset` bytes behind the addresses of an access of `extent` bytes.
   llvm::Value* GatherElement(const LaneValue& address, unsigned offset, unsigned extent,
                              llvm::Type* type, llvm::Value* mask);
+  // Asks for what the same load will read in the next round of its loop, if it goes on as it did.
+  void PrefetchNextRound(const LaneValue& address);
   void ScatterElement(const LaneValue& address, unsigned offset, llvm::Value* value,
                       llvm::Value* mask);
 

@@ -1,5 +1,6 @@
 // Which function emits an instruction.
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 
 #include "softgpu/llvm/instruction_emitter.h"
 
@@ -135,6 +136,28 @@ InstructionEmitter::Handler InstructionEmitter::FindHandler(absl::string_view op
   };
   const auto it = kHandlers->find(opcode);
   return it == kHandlers->end() ? nullptr : it->second;
+}
+
+const char* InstructionEmitter::WrongType(const Instruction& i) {
+  using Set = absl::flat_hash_set<absl::string_view>;
+  static const Set* const kForFloats = new Set{"fma", "rcp", "sqrt", "rsqrt",    "ex2",  "lg2",
+                                               "sin", "cos", "tanh", "copysign", "testp"};
+  static const Set* const kForIntegers =
+      new Set{"addc", "subc",  "madc", "mul24", "mad24", "sad",   "rem",  "shl",
+              "shr",  "shf",   "popc", "clz",   "brev",  "bfind", "bfe",  "bfi",
+              "bmsk", "szext", "fns",  "prmt",  "lop3",  "dp4a",  "dp2a", "match"};
+  static const Set* const kForNumbers =
+      new Set{"add", "sub", "mul", "mad", "div", "min", "max", "abs", "neg"};
+  const Type type = i.type();
+  const bool floats = type.is_float();
+  const bool predicate = type.kind == Type::kPred;
+  if (kForFloats->contains(i.opcode)) {
+    return floats || type.kind == Type::kNone ? nullptr : "a floating point type is needed";
+  }
+  if (kForIntegers->contains(i.opcode)) {
+    return floats || predicate ? "an integer type is needed" : nullptr;
+  }
+  return predicate && kForNumbers->contains(i.opcode) ? "a type of numbers is needed" : nullptr;
 }
 
 }  // namespace fargpu::softgpu

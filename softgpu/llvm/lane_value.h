@@ -20,6 +20,8 @@ struct ScaledIndex {
   llvm::Value* base = nullptr;   // i64; null: zero
   int64_t scale = 1;
   bool sign = false;  // how a narrow index is widened
+  // No lane that counts has the index's highest bit set: both ways of widening are the same.
+  bool positive = false;
 };
 
 // A value of a warp, in one of three forms:

@@ -123,6 +123,17 @@ class LinearEmitter : public WarpLoops {
   }
 
   llvm::Value* BlockMask() override { return mask_; }
+  bool InLoopWithBarrier() override {
+    const int loop = flow_.loop_of[static_cast<size_t>(current_)];
+    if (loop < 0 || !kernel_.has_block_barrier) return false;
+    for (size_t b = 0; b < kernel_.blocks.size(); ++b) {
+      if (!flow_.loops[static_cast<size_t>(loop)].contains[b]) continue;
+      for (const ptx::Instruction& i : kernel_.blocks[b].instructions) {
+        if (MeetingAt(i) == Meeting::kBlock) return true;
+      }
+    }
+    return false;
+  }
   bool BlockMaskIsFull() override { return full_ && masks_.mask_class[current_] == 0; }
 
  private:
