@@ -18,6 +18,7 @@
 #include "common/fd.h"
 #include "common/log.h"
 #include "common/mutex.h"
+#include "protocol/driver_abi/local/driver_log.h"
 
 namespace fargpu::client {
 namespace {
@@ -121,6 +122,9 @@ CUresult LeaveEdge(const char* name, const absl::Status& status) noexcept {
   const CUresult result = ToCuResult(status);
   // "Not ready" and the like are answers, not news.
   FARGPU_LOG(kDebug, name, ": ", status.ToString());
+  if (result != CUDA_ERROR_NOT_READY) {
+    driver_abi::AddToDriverLog(name, result, status.message());
+  }
   return result;
 }
 
@@ -129,7 +133,7 @@ CUresult LeaveEdgeAfterException(const char* name, CUresult result) noexcept {
   return result;
 }
 
-CUresult RefuseCall(const char* name) noexcept {
+CUresult RefuseCall(const char* name, CUresult refusal) noexcept {
   Session* session = nullptr;
   if (const CUresult result = EnterEdge(&session); result != CUDA_SUCCESS) return result;
   // Some libraries ask again and again. Names are literals: one of each call.
@@ -142,7 +146,7 @@ CUresult RefuseCall(const char* name) noexcept {
     }
     if (seen == name) break;
   }
-  return CUDA_ERROR_NOT_SUPPORTED;
+  return refusal;
 }
 
 CUresult InitProcess(unsigned flags) noexcept {

@@ -41,7 +41,7 @@ CUresult AtCudaEdge(const char* name, Function&& function) noexcept {
 }
 
 // The body of an entry point that is not supported.
-CUresult RefuseCall(const char* name) noexcept;
+CUresult RefuseCall(const char* name, CUresult refusal) noexcept;
 
 // The body of cuInit: connects once per process. CUDA_ERROR_NO_DEVICE, and one line at
 // FARGPU_LOG=info, if there is no server or it refuses.

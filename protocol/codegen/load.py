@@ -10,7 +10,7 @@ STATUSES = ("supported", "refused", "missing")
 MODES = ("local", "async", "sync")
 ENTRY_KEYS = {"symbol", "proto", "public", "status", "mode", "op", "args", "request", "reply",
               "client", "server", "blocking", "call_bulk", "reply_bulk", "wants_reply", "needs_context",
-              "doc", "why"}
+              "shared", "result", "doc", "why"}
 MESSAGE_KEYS = {"message", "op", "mode", "request", "reply", "server", "call_bulk", "reply_bulk",
                 "blocking", "needs_context", "doc"}
 PUBLIC_KEYS = {"name", "since", "twin", "twin_since"}
@@ -98,6 +98,8 @@ class Call:
     reply_bulk: bool = False
     wants_reply: bool = False
     needs_context: bool = True
+    shared: bool = False  # written once, in protocol/driver_abi/local, for client and softgpu
+    result: str = "CUDA_ERROR_NOT_SUPPORTED"  # of a call that is not supported
     doc: str = ""
     why: str = ""
 
@@ -181,8 +183,13 @@ def _load_call(entry, group):
     call.args = parse_args(match.group(1), where)
     if call.status not in STATUSES:
         raise SpecError(f"{where}.status: '{call.status}' is none of {STATUSES}")
-    if call.status == "refused" and not entry.get("why"):
-        raise SpecError(f"{where}: a refused call says why")
+    if (call.status == "refused") != bool(entry.get("why")):
+        raise SpecError(f"{where}: a refused call, and no other, says why")
+    if (call.status == "refused") != ("result" in entry):
+        raise SpecError(f"{where}: a refused call, and no other, names its result")
+    call.result = entry.get("result", call.result)
+    if call.status == "refused" and not re.fullmatch(r"CUDA_ERROR_[A-Z0-9_]+", call.result):
+        raise SpecError(f"{where}.result: '{call.result}' is no CUresult of an error")
     call.why = entry.get("why", "")
     call.doc = entry.get("doc", "")
     if call.status != "supported":
@@ -190,6 +197,9 @@ def _load_call(entry, group):
     call.mode = entry.get("mode")
     if call.mode not in MODES:
         raise SpecError(f"{where}.mode: '{call.mode}' is none of {MODES}")
+    call.shared = bool(entry.get("shared", False))
+    if call.shared and (call.mode != "local" or call.twin):
+        raise SpecError(f"{where}: only a local call without a per-thread twin is shared")
     if call.mode == "local":
         call.client = "custom"
         return call

@@ -168,30 +168,6 @@ CU_API CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* id) {
   });
 }
 
-CU_API CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t* width, CUarray_format format,
-                                                   unsigned channels, CUdevice device) {
-  return WithDriver("cuDeviceGetTexture1DLinearMaxWidth", [&](Driver& driver) -> absl::Status {
-    RETURN_IF_NULL(width);
-    RETURN_IF_ERROR(driver.CheckDevice(device));
-    if (channels != 1 && channels != 2 && channels != 4) {
-      return InvalidValue(absl::StrCat(channels, " channels"));
-    }
-    *width = static_cast<size_t>(DeviceAttribute(
-        driver.config().devices[device], CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH));
-    return absl::OkStatus();
-  });
-}
-
-CU_API CUresult cuDeviceGetExecAffinitySupport(int* supported, CUexecAffinityType type,
-                                               CUdevice device) {
-  return WithDriver("cuDeviceGetExecAffinitySupport", [&](Driver& driver) -> absl::Status {
-    RETURN_IF_NULL(supported);
-    RETURN_IF_ERROR(driver.CheckDevice(device));
-    *supported = 0;
-    return absl::OkStatus();
-  });
-}
-
 // All memory lies in one window that kernels of every device reach.
 CU_API CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
   return WithDriver("cuDeviceCanAccessPeer", [&](Driver& driver) -> absl::Status {

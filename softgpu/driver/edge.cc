@@ -1,5 +1,7 @@
 #include "softgpu/driver/edge.h"
 
+#include "protocol/driver_abi/local/driver_log.h"
+
 namespace fargpu::softgpu {
 
 CUresult EdgeResult(const char* call, const absl::Status& status) noexcept {
@@ -9,6 +11,7 @@ CUresult EdgeResult(const char* call, const absl::Status& status) noexcept {
     const char* const name = CuResultName(result);
     FARGPU_LOG(kDebug, "softgpu: ", call, ": ", name == nullptr ? "unknown error" : name, ": ",
                std::string(status.message()));
+    driver_abi::AddToDriverLog(call, result, status.message());
   }
   return result;
 }

@@ -34,8 +34,8 @@ const driver_abi::ProcAddressTable& EntryPoints() {
 
 // What a weak stub of a function that is not implemented returns. A caller that ignores the error
 // at least leaves a line in the log.
-CUresult RefuseDriverCall(const char* name) {
+CUresult RefuseDriverCall(const char* name, CUresult result) {
   if (fargpu::softgpu::Driver::Get() == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  FARGPU_LOG(kWarning, "softgpu: ", name, " is not implemented");
-  return CUDA_ERROR_NOT_SUPPORTED;
+  FARGPU_LOG(kWarning, "softgpu: ", name, " is not supported");
+  return result;
 }
