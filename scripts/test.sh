@@ -8,8 +8,8 @@ usage() {
   cat <<'TXT'
 scripts/test.sh [--quick] [--preset NAME]...
   --quick         only the dev build's tests, without the sanitizers
-  --preset NAME   only that build: dev, asan, tsan, or clang, which is only built (may be
-                  repeated; without it dev, asan and tsan)
+  --preset NAME   only that build: dev, asan, tsan, fuzz, or clang, which is only built (may be
+                  repeated; without it dev, asan, tsan and fuzz)
 TXT
 }
 
@@ -23,7 +23,7 @@ while (($#)); do
   esac
   shift
 done
-((${#presets[@]})) || presets=(dev asan tsan)
+((${#presets[@]})) || presets=(dev asan tsan fuzz)
 
 "$FARGPU_ROOT/scripts/setup.sh"
 cd "$FARGPU_ROOT"
@@ -74,6 +74,14 @@ for preset in "${presets[@]}"; do
              softgpu_capture_test)
       ninja -C build/tsan --quiet "${tests[@]}"
       run_tests tsan --tests-regex "^($(IFS='|' && echo "${tests[*]}"))\$"
+      ;;
+    fuzz)
+      # The front end of the software device, a minute for each of its fuzzers. The others' inputs
+      # are replayed above.
+      cmake --preset fuzz "${FARGPU_CMAKE_ARGUMENTS[@]}" -DFARGPU_PARTS="common;softgpu;tests" \
+        -DFARGPU_FUZZ_SECONDS=60
+      ninja -C build/fuzz --quiet fuzz_ptx_link fuzz_ptx_compile fargpu_fuzz_nvcc_seeds
+      run_tests fuzz --tests-regex '^fuzz_ptx_(link|compile)$'
       ;;
     *) fargpu_die "no tests are defined for preset $preset" ;;
   esac
