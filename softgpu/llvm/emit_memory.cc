@@ -395,7 +395,7 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
     }
     RETURN_IF_ERROR(Set(i, target(k), LaneValue::Varying(value), access.type));
   }
-  if (access.space == Space::kGlobal && address.in_runs != nullptr && InLoopWithBarrier()) {
+  if (access.space == Space::kGlobal && !address.uniform() && InLoopWithBarrier()) {
     PrefetchNextRound(address);
   }
   return absl::OkStatus();

@@ -198,12 +198,20 @@ llvm::Value* InstructionEmitter::GatherElement(const LaneValue& original, unsign
 // Tiles of matrices are read row by row, a page or more apart, which the CPU does not foresee. In a
 // loop with barriers every warp waits for the slowest load of the tile.
 void InstructionEmitter::PrefetchNextRound(const LaneValue& address) {
-  auto* near = llvm::BasicBlock::Create(context_, "foresee", function_);
-  auto* join = llvm::BasicBlock::Create(context_, "foreseen", function_);
-  builder_.CreateCondBr(address.in_runs, near, join);
-  builder_.SetInsertPoint(near);
+  llvm::BasicBlock* join = nullptr;
+  if (!address.pattern()) {
+    if (address.in_runs == nullptr) return;
+    auto* near = llvm::BasicBlock::Create(context_, "foresee", function_);
+    join = llvm::BasicBlock::Create(context_, "foreseen", function_);
+    builder_.CreateCondBr(address.in_runs, near, join);
+    builder_.SetInsertPoint(near);
+  }
   for (const int lane : {0, kHalf}) {
-    llvm::Value* start = OneLane(address, lane);
+    llvm::Value* start =
+        address.pattern()
+            ? builder_.CreateAdd(address.scalar, builder_.getInt64(static_cast<uint64_t>((
+                                                     *address.offsets)[static_cast<size_t>(lane)])))
+            : OneLane(address, lane);
     llvm::AllocaInst* last = EntryAlloca(builder_.getInt64Ty(), "last");
     // In the first round there is no last one: what is asked for then is no matter.
     llvm::Value* before = builder_.CreateFreeze(builder_.CreateLoad(builder_.getInt64Ty(), last));
@@ -214,6 +222,7 @@ void InstructionEmitter::PrefetchNextRound(const LaneValue& address) {
         llvm::Intrinsic::prefetch, {builder_.getPtrTy()},
         {builder_.CreateIntToPtr(next, builder_.getPtrTy()), Int32(0), Int32(3), Int32(1)});
   }
+  if (join == nullptr) return;
   builder_.CreateBr(join);
   builder_.SetInsertPoint(join);
 }
