@@ -186,7 +186,9 @@ CUresult Do_cuMemFreeAsync(const char* call, NullStream null, CUdeviceptr addres
                            CUstream handle) {
   return WithStream(
       call, null, handle,
-      [&](Driver& driver, Context& context, Stream& stream) {
+      [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+        // As with cuMemFree; cuSPARSE's cusparseDestroyCsrilu02Info relies on it.
+        if (address == 0) return absl::OkStatus();
         return FreeInOrder(driver, context, stream, address);
       },
       OnCapture::kRecord);

@@ -96,21 +96,44 @@ void MulticastCopy(const OperationCall& call, int lane, uint64_t bytes) {
 
 }  // namespace
 
-void Copy(const OperationCall& call) {
-  const uint64_t bytes = call.code & 0xff;
+namespace {
+
+template <uint64_t kBytes>
+void CopyLanes(const OperationCall& call) {
+  const AddressCheck check(call);
+  const bool to_shared = (call.code & kToShared) != 0;
+  const bool from_shared = (call.code & kFromShared) != 0;
   ForEachLane(call.mask, [&](int lane) {
-    const uint64_t to = PlainAddress(call, lane, (call.code & kToShared) != 0,
-                                     call.slots.Of<uint64_t>(0)[lane], bytes, bytes);
-    const uint64_t read = std::min<uint64_t>(call.slots.Of<uint32_t>(2)[lane], bytes);
-    char buffer[16] = {};
+    const uint64_t to =
+        check.Plain(lane, to_shared, call.slots.Of<uint64_t>(0)[lane], kBytes, kBytes);
+    const uint64_t read = std::min<uint64_t>(call.slots.Of<uint32_t>(2)[lane], kBytes);
+    char buffer[kBytes] = {};
     // Where nothing is read the address may be anything.
     if (read > 0) {
-      const uint64_t from = PlainAddress(call, lane, (call.code & kFromShared) != 0,
-                                         call.slots.Of<uint64_t>(1)[lane], read, bytes);
-      std::memcpy(buffer, reinterpret_cast<const void*>(from), read);
+      const uint64_t from =
+          check.Plain(lane, from_shared, call.slots.Of<uint64_t>(1)[lane], read, kBytes);
+      // A size that the compiler knows makes this one move.
+      if (read == kBytes) {
+        std::memcpy(buffer, reinterpret_cast<const void*>(from), kBytes);
+      } else {
+        std::memcpy(buffer, reinterpret_cast<const void*>(from), read);
+      }
     }
-    std::memcpy(reinterpret_cast<void*>(to), buffer, bytes);
+    std::memcpy(reinterpret_cast<void*>(to), buffer, kBytes);
   });
+}
+
+}  // namespace
+
+void Copy(const OperationCall& call) {
+  switch (call.code & 0xff) {
+    case 4:
+      return CopyLanes<4>(call);
+    case 8:
+      return CopyLanes<8>(call);
+    default:
+      return CopyLanes<16>(call);
+  }
 }
 
 void BulkCopy(const OperationCall& call) {

@@ -8,6 +8,7 @@
 #include "softgpu/exec/atomics.h"
 #include "softgpu/exec/launch_failure.h"
 #include "softgpu/exec/texture.h"
+#include "softgpu/exec/texture_avx512.h"
 
 namespace fargpu::softgpu {
 namespace {
@@ -76,9 +77,29 @@ void PutResult(const OperationCall& call, int lane, const uint32_t values[4]) {
   for (unsigned k = 0; k < 4; ++k) call.slots.Of<uint32_t>(k)[lane] = values[k];
 }
 
+// Have all lanes of the operation the same handle in `slot`?
+bool IsSame(const OperationCall& call, unsigned slot) {
+  const uint64_t* handles = call.slots.Of<uint64_t>(slot);
+  const uint64_t first = handles[std::countr_zero(call.mask)];
+  uint64_t differs = 0;
+  for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
+    differs |= (handles[lane] ^ first) & (uint64_t{0} - (call.mask >> lane & 1));
+  }
+  return differs == 0;
+}
+
 }  // namespace
 
 void Texture(const OperationCall& call) {
+  if (call.mask == 0) return;
+  const bool sampler = (call.code & kTextureSampler) != 0;
+  if (IsSame(call, 4) && (!sampler || IsSame(call, 5))) {
+    TextureOfLane texture(call, 4);
+    TextureOfLane samplers(call, 5);
+    TextureDescriptor mixed;
+    const int first = std::countr_zero(call.mask);
+    if (SampleByAvx512(call, Settings(call, texture.At(first), &samplers, first, &mixed))) return;
+  }
   TextureOfLane textures(call, 4);
   TextureOfLane samplers(call, 5);
   for (uint32_t rest = call.mask; rest != 0; rest &= rest - 1) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "softgpu/exec/cpu_features.h"
+
 // Only these functions may use AVX-512: the rest of the library runs on any CPU.
 #define FARGPU_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
 
@@ -256,13 +258,6 @@ Function IntegersOfSigns(bool a, bool b, int rows, int columns) {
   }
   return b ? IntegersOfShape<kBits, false, true>(rows, columns)
            : IntegersOfShape<kBits, false, false>(rows, columns);
-}
-
-bool HasAvx512() {
-  static const bool has =
-      __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0;
-  return has;
 }
 
 Function Find(const MatrixCode& code) {

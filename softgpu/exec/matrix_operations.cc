@@ -378,42 +378,86 @@ void MultiplyQuads(const OperationCall& call, const MatrixCode& code) {
   }
 }
 
-// Calls visit(register, lane, byte offset in memory, bytes, byte offset in the register) for every
-// piece of a fragment that is contiguous in memory.
-template <typename Visit>
-void ForEachPiece(const MatrixCode& code, uint64_t stride, const Visit& visit) {
+// Loads A or B, elements T in registers of type Word, from lines of `stride` elements. Fragments
+// are tiles of eight rows of A (columns of B) by four words along k.
+template <typename Word, typename T>
+void LoadOperand(const MatrixCode& code, const Slots& slots, const char* from, uint64_t stride) {
+  constexpr uint32_t kPerWord = sizeof(Word) / sizeof(T);
   const uint32_t bits = BitsOf(code.a);
-  if (code.role == MatrixRole::kAccumulator) {
-    const uint32_t bytes = bits / 8;
-    const uint32_t per_register = WordBits(code.a) / bits;
-    for (uint32_t e = 0; e < code.m * code.n / static_cast<uint32_t>(kWarpSize); ++e) {
-      for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-        const ElementPlace p = ElementOfC(code.m, e, lane);
-        const uint64_t at =
-            code.column_major_a ? p.column * stride + p.row : p.row * stride + p.column;
-        visit(e / per_register, lane, at * bytes, bytes, e % per_register * bytes);
-      }
-    }
-    return;
-  }
-  const uint32_t per_word = WordBits(code.a) / bits;
-  const uint32_t words = code.k / per_word;
   const bool is_a = code.role == MatrixRole::kA;
-  const uint32_t lines = is_a ? code.m : code.n;
+  const uint32_t words = code.k * bits / (8 * sizeof(Word));
+  const uint32_t line_tiles = (is_a ? code.m : code.n) / 8;
+  const uint32_t word_tiles = words / 4;
   // Along k the elements are neighbours in rows of A and columns of B.
   const bool contiguous = code.column_major_a != is_a;
-  for (uint32_t r = 0; r < lines * words / static_cast<uint32_t>(kWarpSize); ++r) {
-    for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-      const WordPlace p = is_a ? WordOfA(code.m, r, lane) : WordOfB(words, r, lane);
+  for (uint32_t r = 0; r < line_tiles * word_tiles; ++r) {
+    const uint32_t line = 8 * (is_a ? r % line_tiles : r / word_tiles);
+    const uint32_t word = 4 * (is_a ? r / line_tiles : r % word_tiles);
+    for (uint32_t group = 0; group < 8; ++group) {
+      char* held = slots.Of<char>(r) + 4 * group * sizeof(Word);
       if (contiguous) {
-        visit(r, lane, (p.line * stride + p.word * per_word) * bits / 8, WordBits(code.a) / 8, 0);
+        std::memcpy(held, from + (line + group) * stride * bits / 8 + word * sizeof(Word),
+                    4 * sizeof(Word));
         continue;
       }
-      for (uint32_t e = 0; e < per_word; ++e) {
-        visit(r, lane, ((p.word * per_word + e) * stride + p.line) * bits / 8,
-              std::max(bits / 8, 1u), e * bits / 8);
+      for (uint32_t e = 0; e < 4 * kPerWord; ++e) {
+        std::memcpy(held + e * sizeof(T),
+                    from + ((word * kPerWord + e) * stride + line + group) * sizeof(T), sizeof(T));
       }
     }
+  }
+}
+
+void LoadOperand(const MatrixCode& code, const Slots& slots, const char* from, uint64_t stride) {
+  switch (BitsOf(code.a)) {
+    case 64:
+      return LoadOperand<uint64_t, uint64_t>(code, slots, from, stride);
+    case 32:
+      return LoadOperand<uint32_t, uint32_t>(code, slots, from, stride);
+    case 16:
+      return LoadOperand<uint32_t, uint16_t>(code, slots, from, stride);
+    default:  // of less than a byte: always contiguous
+      return LoadOperand<uint32_t, uint8_t>(code, slots, from, stride);
+  }
+}
+
+enum class Way { kLoad, kStore };
+
+// Moves an accumulator of elements T: tiles of eight by eight, of which a lane has two neighbours.
+template <Way kWay, typename T>
+void MoveAccumulator(const MatrixCode& code, const Slots& slots, char* memory, uint64_t stride) {
+  const uint64_t next_row = (code.column_major_a ? 1 : stride) * sizeof(T);
+  const uint64_t next_column = (code.column_major_a ? stride : 1) * sizeof(T);
+  constexpr bool kPacked = sizeof(T) == 2;
+  constexpr uint32_t kStep = kPacked ? 4 : sizeof(T);
+  const uint32_t rows = code.m / 8;
+  for (uint32_t tile = 0; tile < code.m * code.n / 64u; ++tile) {
+    char* const corner = memory + 8 * (tile % rows) * next_row + 8 * (tile / rows) * next_column;
+    char* const first = slots.Of<char>(kPacked ? tile : 2 * tile);
+    char* const second = kPacked ? first + sizeof(T) : slots.Of<char>(2 * tile + 1);
+    for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
+      const Place p = PlaceOf(lane);
+      char* const at = corner + p.group * next_row + 2 * p.thread * next_column;
+      if constexpr (kWay == Way::kLoad) {
+        std::memcpy(first + lane * kStep, at, sizeof(T));
+        std::memcpy(second + lane * kStep, at + next_column, sizeof(T));
+      } else {
+        std::memcpy(at, first + lane * kStep, sizeof(T));
+        std::memcpy(at + next_column, second + lane * kStep, sizeof(T));
+      }
+    }
+  }
+}
+
+template <Way kWay>
+void MoveAccumulator(const MatrixCode& code, const Slots& slots, char* memory, uint64_t stride) {
+  switch (BitsOf(code.a)) {
+    case 64:
+      return MoveAccumulator<kWay, uint64_t>(code, slots, memory, stride);
+    case 16:
+      return MoveAccumulator<kWay, uint16_t>(code, slots, memory, stride);
+    default:
+      return MoveAccumulator<kWay, uint32_t>(code, slots, memory, stride);
   }
 }
 
@@ -462,19 +506,17 @@ void MatrixLoad(const OperationCall& call) {
   if (call.mask == 0) return;
   const MatrixCode code = MatrixCode::Unpack(call.code);
   uint64_t stride = 0;
-  const char* from = MatrixAddress(call, code, &stride);
-  const uint32_t register_bytes = WordBits(code.a) / 8;
-  uint32_t registers = 0;
-  ForEachPiece(
-      code, stride, [&](uint32_t r, uint32_t lane, uint64_t at, uint32_t bytes, uint32_t within) {
-        std::memcpy(call.slots.Of<char>(r) + lane * register_bytes + within, from + at, bytes);
-        registers = r + 1;
-      });
+  char* from = MatrixAddress(call, code, &stride);
+  if (code.role == MatrixRole::kAccumulator) {
+    return MoveAccumulator<Way::kLoad>(code, call.slots, from, stride);
+  }
+  LoadOperand(code, call.slots, from, stride);
   // Fragments of f16 have eight registers, which hold everything twice.
-  if (code.a == MatrixType::kF16 && code.role != MatrixRole::kAccumulator) {
-    for (uint32_t r = registers; r < 8; ++r) {
-      std::memcpy(call.slots.Of<char>(r), call.slots.Of<char>(r % registers), 4 * kWarpSize);
-    }
+  if (code.a != MatrixType::kF16) return;
+  const uint32_t lines = code.role == MatrixRole::kA ? code.m : code.n;
+  const uint32_t registers = lines * code.k / (2 * kWarpSize);
+  for (uint32_t r = registers; r < 8; ++r) {
+    std::memcpy(call.slots.Of<char>(r), call.slots.Of<char>(r - registers), 4 * kWarpSize);
   }
 }
 
@@ -483,22 +525,29 @@ void MatrixStore(const OperationCall& call) {
   const MatrixCode code = MatrixCode::Unpack(call.code);
   uint64_t stride = 0;
   char* to = MatrixAddress(call, code, &stride);
-  const uint32_t register_bytes = WordBits(code.a) / 8;
-  ForEachPiece(
-      code, stride, [&](uint32_t r, uint32_t lane, uint64_t at, uint32_t bytes, uint32_t within) {
-        std::memcpy(to + at, call.slots.Of<char>(r) + lane * register_bytes + within, bytes);
-      });
+  MoveAccumulator<Way::kStore>(code, call.slots, to, stride);
 }
 
 namespace {
 
 constexpr int kTileSide = 8;
 
+// Three times each pair of rows that lie four apart is merged element by element.
 void Transpose(const uint16_t* from, uint16_t* to) {
-  for (int row = 0; row < kTileSide; ++row) {
-    for (int column = 0; column < kTileSide; ++column) {
-      to[column * kTileSide + row] = from[row * kTileSide + column];
+  __m128i rows[kTileSide];
+  for (int k = 0; k < kTileSide; ++k) {
+    rows[k] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + k);
+  }
+  for (int step = 0; step < 3; ++step) {
+    __m128i merged[kTileSide];
+    for (int k = 0; k < kTileSide / 2; ++k) {
+      merged[2 * k] = _mm_unpacklo_epi16(rows[k], rows[k + kTileSide / 2]);
+      merged[2 * k + 1] = _mm_unpackhi_epi16(rows[k], rows[k + kTileSide / 2]);
     }
+    std::copy(merged, merged + kTileSide, rows);
+  }
+  for (int k = 0; k < kTileSide; ++k) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + k, rows[k]);
   }
 }
 
@@ -508,6 +557,7 @@ void MoveTiles(const OperationCall& call, bool store) {
   const uint32_t count = static_cast<uint32_t>(call.code & 7);
   const bool transposed = (call.code & kTileTransposed) != 0;
   const bool shared = (call.code & kTileShared) != 0;
+  const AddressCheck check(call);
   // A register of all lanes is the tile, row after row: two elements a lane, four lanes a row.
   for (uint32_t tile = 0; tile < count; ++tile) {
     uint16_t elements[kTileSide * kTileSide];
@@ -522,7 +572,7 @@ void MoveTiles(const OperationCall& call, bool store) {
     for (uint32_t row = 0; row < kTileSide; ++row) {
       const int lane = static_cast<int>(tile * kTileSide + row);
       auto* memory = reinterpret_cast<char*>(
-          PlainAddress(call, lane, shared, call.slots.Of<uint64_t>(8)[lane], 16, 16));
+          check.Plain(lane, shared, call.slots.Of<uint64_t>(8)[lane], 16, 16));
       if (store) {
         std::memcpy(memory, elements + row * kTileSide, 16);
       } else {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "softgpu/compiler.h"
 #include "softgpu/llvm/warp_context.h"
 
 namespace fargpu::softgpu {
@@ -37,5 +38,26 @@ inline uint64_t ClusterBlocks(const WarpContext& c) {
 // + bytes) is memory of the kernel and `offset` a multiple of `alignment`, or the launch ends.
 uint64_t PlainAddress(const OperationCall& call, int lane, bool shared, uint64_t offset,
                       uint64_t bytes, uint64_t alignment);
+
+// PlainAddress for many lanes: what is in the device window or in the block's own shared memory is
+// found to be so without a call.
+class AddressCheck {
+ public:
+  explicit AddressCheck(const OperationCall& call) : call_(call), window_(DeviceWindow()) {}
+  // `alignment` is a power of two.
+  uint64_t Plain(int lane, bool shared, uint64_t offset, uint64_t bytes, uint64_t alignment) const {
+    const uint64_t start = shared ? 0 : window_.base;
+    const uint64_t size = shared ? call_.context->shared_bytes : window_.size;
+    const uint64_t within = offset - start;
+    if (within < size && size - within >= bytes && (offset & (alignment - 1)) == 0) {
+      return shared ? call_.context->shared_base + offset : offset;
+    }
+    return PlainAddress(call_, lane, shared, offset, bytes, alignment);
+  }
+
+ private:
+  const OperationCall& call_;
+  const AddressWindow window_;
+};
 
 }  // namespace fargpu::softgpu

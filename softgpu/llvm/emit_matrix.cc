@@ -193,6 +193,10 @@ absl::Status InstructionEmitter::EmitWmma(const Instruction& i) {
     return Unsupported(i, "this shape");
   }
   if (code.m * code.n > 256 || code.m * code.n < 64) return Unsupported(i, "this shape");
+  if (code.role != MatrixRole::kAccumulator && BitsOf(code.a) < 8 &&
+      code.column_major_a == (code.role == MatrixRole::kA)) {
+    return Unsupported(i, "this layout of elements of less than a byte");
+  }
   const unsigned rows = code.role == MatrixRole::kB ? code.k : code.m;
   const unsigned columns = code.role == MatrixRole::kA ? code.k : code.n;
   unsigned count = Registers(rows * columns, code.a);
