@@ -212,6 +212,7 @@ TEST_F(MemoryTest, StreamOrderedAllocation) {
   EXPECT_SUCCESS(cuMemsetD8Async(address, 1, 100 * kMiB, stream));
   EXPECT_SUCCESS(cuMemFreeAsync(address, stream));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(address, stream));
+  EXPECT_SUCCESS(cuMemFreeAsync(0, stream));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemFree(address));
   // More than is left until the stream has given it back.
   EXPECT_SUCCESS(cuMemAllocAsync(&address, 200 * kMiB, stream));

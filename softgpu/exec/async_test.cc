@@ -188,6 +188,61 @@ TEST(WideAccessTest, LoadsAndStoresOf128Bits) {
   }
 }
 
+// One access for all lanes of a warp; each sees what those before it have added.
+TEST(AtomicTest, LanesCountInOnePlace) {
+  for (const char* place : {"shared", "global"}) {
+    const Result r = RunKernel(absl::StrCat(
+        R"(
+  mov.u32 %r1, 0; setp.eq.u32 %p0, %t, 0; @%p0 st.shared.u32 [s], %r1; bar.sync 0;
+  and.b32 %r2, %t, 3; setp.eq.u32 %p1, %r2, 1; mov.u32 %r3, 99;
+  @%p1 atom.)",
+        place, ".add.u32 %r3, [", absl::string_view(place) == "shared" ? "s" : "flag",
+        R"(], 5; bar.sync 0;
+  setp.gt.u32 %p2, %t, 200;
+  @%p2 atom.shared.add.u32 %r3, [s+4096], 1;
+  )",
+        "ld.", place, ".u32 %r4, [", absl::string_view(place) == "shared" ? "s" : "flag",
+        "]; st.global.v4.u32 [%out], {%r3, %r4, %r1, %r1};"));
+    ASSERT_OK(r.status);
+    std::vector<uint32_t> seen;
+    for (uint32_t t = 0; t < 64; ++t) {
+      EXPECT_EQ(r.out[4 * t + 1], 80u) << place;
+      if (t % 4 != 1) {
+        EXPECT_EQ(r.out[4 * t], 99u) << place << " " << t;
+        continue;
+      }
+      if (t % 32 != 1) {
+        EXPECT_EQ(r.out[4 * t], seen.back() + 5) << place << " " << t;
+      }
+      seen.push_back(r.out[4 * t]);
+    }
+    std::sort(seen.begin(), seen.end());
+    for (uint32_t k = 0; k < seen.size(); ++k) EXPECT_EQ(seen[k], 5 * k) << place;
+  }
+}
+
+// Each step of a scan is stored and read back; nothing may be kept in registers meanwhile.
+TEST(OrderedAccessTest, VolatileSharedMemoryIsReadAgain) {
+  const Result r = RunKernel(R"(
+  shl.b32 %r1, %t, 2; mov.u32 %r2, s; add.u32 %r1, %r1, %r2;
+  st.volatile.shared.u32 [%r1], %t; st.volatile.shared.u32 [%r1+256], %t; bar.sync 0;
+  mov.u32 %r3, 1; mov.u32 %r6, 0;
+loop:
+  sub.u32 %r4, %r1, 4; setp.eq.u32 %p0, %t, 0; selp.b32 %r4, %r1, %r4, %p0;
+  ld.volatile.shared.u32 %r5, [%r4]; bar.sync 0;
+  st.volatile.shared.u32 [%r1], %r5; bar.sync 0;
+  add.u32 %r3, %r3, 1; setp.le.u32 %p1, %r3, 10; @%p1 bra loop;
+  ld.volatile.shared.v2.u32 {%r7, %r8}, [s+8]; ld.relaxed.cta.shared.u32 %r9, [%r1+256];
+  st.global.v4.u32 [%out], {%r5, %r7, %r8, %r9};)");
+  ASSERT_OK(r.status);
+  for (uint32_t t = 0; t < 64; ++t) {
+    EXPECT_EQ(r.out[4 * t], t < 10 ? 0 : t - 10) << t;
+    EXPECT_EQ(r.out[4 * t + 1], 0u);
+    EXPECT_EQ(r.out[4 * t + 2], 0u);
+    EXPECT_EQ(r.out[4 * t + 3], t);
+  }
+}
+
 TEST(WideAtomicTest, VectorsOfFloats) {
   const Result r = RunKernel(R"(
   .reg .f32 %f<5>; mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f40000000; ld.param.u64 %out, [out];

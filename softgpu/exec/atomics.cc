@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "softgpu/exec/half.h"
 #include "softgpu/llvm/warp_context.h"
@@ -91,6 +92,35 @@ void ForLanes(const uint64_t* addresses, uint32_t mask, const void* a, const voi
   }
 }
 
+// Calls visit with `op` as a type, so that what is done per lane has no choice left to make.
+template <AtomicOp kOp>
+using OpConstant = std::integral_constant<AtomicOp, kOp>;
+template <typename Visit>
+void WithOp(AtomicOp op, const Visit& visit) {
+  switch (op) {
+    case AtomicOp::kAdd:
+      return visit(OpConstant<AtomicOp::kAdd>{});
+    case AtomicOp::kMin:
+      return visit(OpConstant<AtomicOp::kMin>{});
+    case AtomicOp::kMax:
+      return visit(OpConstant<AtomicOp::kMax>{});
+    case AtomicOp::kInc:
+      return visit(OpConstant<AtomicOp::kInc>{});
+    case AtomicOp::kDec:
+      return visit(OpConstant<AtomicOp::kDec>{});
+    case AtomicOp::kAnd:
+      return visit(OpConstant<AtomicOp::kAnd>{});
+    case AtomicOp::kOr:
+      return visit(OpConstant<AtomicOp::kOr>{});
+    case AtomicOp::kXor:
+      return visit(OpConstant<AtomicOp::kXor>{});
+    case AtomicOp::kExchange:
+      return visit(OpConstant<AtomicOp::kExchange>{});
+    case AtomicOp::kCompareExchange:
+      return visit(OpConstant<AtomicOp::kCompareExchange>{});
+  }
+}
+
 }  // namespace
 
 void RunAtomic(uint32_t code, const uint64_t* addresses, uint32_t mask, const void* a,
@@ -113,14 +143,19 @@ void RunAtomic(uint32_t code, const uint64_t* addresses, uint32_t mask, const vo
         }
         return;
       }
-      return run(uint32_t{}, [op](uint32_t v, uint32_t x, uint32_t s) {
-        return Integer<uint32_t>(v, x, s, op);
+      return WithOp(op, [&](auto known) {
+        run(uint32_t{}, [](uint32_t v, uint32_t x, uint32_t s) {
+          return Integer<uint32_t>(v, x, s, decltype(known)::value);
+        });
       });
     case AtomicType::kS32:
-      return run(uint32_t{}, [op](uint32_t v, uint32_t x, uint32_t s) {
-        if (op == AtomicOp::kAdd) return v + x;
-        return static_cast<uint32_t>(Integer<int32_t>(
-            static_cast<int32_t>(v), static_cast<int32_t>(x), static_cast<int32_t>(s), op));
+      return WithOp(op, [&](auto known) {
+        run(uint32_t{}, [](uint32_t v, uint32_t x, uint32_t s) {
+          constexpr AtomicOp kOp = decltype(known)::value;
+          if constexpr (kOp == AtomicOp::kAdd) return v + x;
+          return static_cast<uint32_t>(Integer<int32_t>(
+              static_cast<int32_t>(v), static_cast<int32_t>(x), static_cast<int32_t>(s), kOp));
+        });
       });
     case AtomicType::kU64:
       return run(uint64_t{}, [op](uint64_t v, uint64_t x, uint64_t s) {

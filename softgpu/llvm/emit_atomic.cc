@@ -1,7 +1,9 @@
-// Instruction family: atom and red. Lanes take their turns in order, in the runtime.
+// Instruction family: atom and red. Lanes take their turns in order, in the runtime, unless all of
+// them count in one place.
 #include <cuda.h>
 
 #include "absl/strings/str_cat.h"
+#include "llvm/IR/Intrinsics.h"
 
 #include "common/status_macros.h"
 #include "softgpu/llvm/instruction_emitter.h"
@@ -10,6 +12,51 @@ namespace fargpu::softgpu {
 
 using Kind = ptx::Operand::Kind;
 using ptx::Space;
+
+// Every executing lane adds `step` to the integer at `address`, one after another: what each finds
+// there. One access for all of them.
+llvm::Value* InstructionEmitter::CountLanes(llvm::Value* address, llvm::Value* step,
+                                            bool block_private) {
+  llvm::Type* type = step->getType();
+  llvm::Value* bits = MaskBits(ExecMask());
+  auto* start = builder_.GetInsertBlock();
+  auto* join = llvm::BasicBlock::Create(context_, "counted", function_);
+  if (guard() != nullptr) {  // with no lane the address is anything
+    auto* count = llvm::BasicBlock::Create(context_, "count", function_);
+    builder_.CreateCondBr(builder_.CreateICmpNE(bits, Int32(0)), count, join);
+    builder_.SetInsertPoint(count);
+  }
+  llvm::Value* lanes = builder_.CreateUnaryIntrinsic(llvm::Intrinsic::ctpop, bits);
+  llvm::Value* sum = builder_.CreateMul(step, builder_.CreateZExt(lanes, type));
+  llvm::Value* place = builder_.CreateIntToPtr(address, builder_.getPtrTy());
+  const llvm::Align alignment(type->getIntegerBitWidth() / 8);
+  llvm::Value* old;
+  if (block_private) {  // the warps of a block run on one thread
+    old = builder_.CreateAlignedLoad(type, place, alignment, /*isVolatile=*/true);
+    builder_.CreateAlignedStore(builder_.CreateAdd(old, sum), place, alignment,
+                                /*isVolatile=*/true);
+  } else {
+    old = builder_.CreateAtomicRMW(llvm::AtomicRMWInst::Add, place, sum, alignment,
+                                   llvm::AtomicOrdering::AcquireRelease);
+  }
+  auto* end = builder_.GetInsertBlock();
+  builder_.CreateBr(join);
+  builder_.SetInsertPoint(join);
+  if (guard() != nullptr) {
+    llvm::PHINode* phi = builder_.CreatePHI(type, 2);
+    phi->addIncoming(old, end);
+    phi->addIncoming(llvm::PoisonValue::get(type), start);
+    old = phi;
+  }
+  LaneOffsets below;
+  for (int lane = 0; lane < kWarpSize; ++lane) below[lane] = (int64_t{1} << lane) - 1;
+  llvm::Value* before = builder_.CreateUnaryIntrinsic(
+      llvm::Intrinsic::ctpop,
+      builder_.CreateAnd(Splat(builder_, bits), OffsetVector(builder_.getInt32Ty(), below)));
+  return builder_.CreateAdd(
+      Splat(builder_, old),
+      builder_.CreateMul(Splat(builder_, step), builder_.CreateZExt(before, VectorOf(type))));
+}
 
 absl::Status InstructionEmitter::EmitAtomic(const Instruction& i) {
   ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
@@ -73,6 +120,12 @@ absl::Status InstructionEmitter::EmitAtomic(const Instruction& i) {
       return operand.kind == Kind::kVector && k < operand.parts.size() ? operand.parts[k] : operand;
     };
     ASSIGN_OR_RETURN(LaneValue a, Get(i, part(i.operands[at + 1]), bits));
+    if (row->op == AtomicOp::kAdd && !is_float && access.count == 1 && address.uniform() &&
+        a.uniform() && !i.Has("async")) {
+      llvm::Value* old =
+          CountLanes(address.scalar, CastTo(a, element).scalar, access.space == Space::kShared);
+      return returns ? Set(i, 0, LaneValue::Varying(old), bits) : absl::OkStatus();
+    }
     llvm::Value* va = AsVector(builder_, CastTo(a, element));
     llvm::Value* vb = va;
     if (row->op == AtomicOp::kCompareExchange) {

@@ -310,6 +310,13 @@ bool InstructionEmitter::IsOrdered(const Instruction& i) {
          i.Has("mmio");
 }
 
+// A move of elements at their natural alignment reads and writes each of them at once, also where
+// it moves many, and x86 keeps the order of moves: only the compiler must be told.
+void InstructionEmitter::KeepOrder(const Instruction& i) {
+  if (!IsOrdered(i)) return;
+  builder_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent, llvm::SyncScope::SingleThread);
+}
+
 absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
   ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
   if (i.operands.size() < 2) return Malformed(i, "ld takes two operands");
@@ -351,23 +358,24 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
   ASSIGN_OR_RETURN(LaneValue address,
                    CheckedAddress(i, i.operands[1], access.space, access.bytes()));
   llvm::Value* mask = ExecMask();
-  if (address.uniform() && guard() == nullptr) {
+  // Vectors of up to 16 bytes are read at once: programs pack a flag and a value that way. What
+  // only the block sees changes while another of its warps runs, not within an instruction.
+  const bool whole = IsOrdered(i) && access.count > 1 && access.space != Space::kShared;
+  if (address.uniform() && guard() == nullptr && !whole) {
     for (unsigned k = 0; k < access.count; ++k) {
       llvm::Value* at = builder_.CreateAdd(address.scalar, builder_.getInt64(k * size));
       llvm::LoadInst* load = builder_.CreateAlignedLoad(
           element, builder_.CreateIntToPtr(at, builder_.getPtrTy()), llvm::Align(size));
       if (IsOrdered(i)) {
-        if (access.count > 1) break;
         load->setVolatile(true);
         load->setAtomic(i.Has("acquire") ? llvm::AtomicOrdering::Acquire
                                          : llvm::AtomicOrdering::Monotonic);
       }
       RETURN_IF_ERROR(Set(i, target(k), LaneValue::Uniform(load), access.type));
     }
-    if (!IsOrdered(i) || access.count == 1) return absl::OkStatus();
+    return absl::OkStatus();
   }
-  if (IsOrdered(i)) {
-    // Vectors of up to 16 bytes are read at once: programs pack a flag and a value that way.
+  if (whole) {
     auto* out_type = llvm::FixedVectorType::get(element, kWarpSize * access.count);
     llvm::Value* out = EntryAlloca(out_type, "ordered");
     CallRuntime(kRuntimeLoad, builder_.getVoidTy(),
@@ -383,6 +391,7 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
     }
     return absl::OkStatus();
   }
+  KeepOrder(i);
   for (unsigned k = 0; k < access.count; ++k) {
     llvm::Value* value = nullptr;
     if (address.uniform()) {
@@ -395,7 +404,9 @@ absl::Status InstructionEmitter::EmitLoad(const Instruction& i) {
     }
     RETURN_IF_ERROR(Set(i, target(k), LaneValue::Varying(value), access.type));
   }
-  if (access.space == Space::kGlobal && !address.uniform() && InLoopWithBarrier()) {
+  KeepOrder(i);
+  if (access.space == Space::kGlobal && !address.uniform() && !IsOrdered(i) &&
+      InLoopWithBarrier()) {
     PrefetchNextRound(address);
   }
   return absl::OkStatus();
@@ -437,7 +448,9 @@ llvm::Value* InstructionEmitter::LoadWithPattern(const LaneValue& address, unsig
 
 absl::Status InstructionEmitter::EmitStore(const Instruction& i) {
   ASSIGN_OR_RETURN(const Access access, ParseAccess(i));
+  KeepOrder(i);
   RETURN_IF_ERROR(EmitStoreOf(i, access));
+  KeepOrder(i);
   return i.Has("async") ? CompleteAsync(i, access.bytes()) : absl::OkStatus();
 }
 
@@ -468,36 +481,31 @@ absl::Status InstructionEmitter::EmitStoreOf(const Instruction& i, const Access&
   ASSIGN_OR_RETURN(const LaneValue address,
                    CheckedAddress(i, i.operands[0], access.space, access.bytes()));
   llvm::Value* mask = ExecMask();
-  if (IsOrdered(i)) {
+  if (IsOrdered(i) && access.count > 1 && access.space != Space::kShared) {  // as in EmitLoad
     auto* in_type = llvm::FixedVectorType::get(IntType(access.type.bits), kWarpSize * access.count);
     llvm::Value* in = EntryAlloca(in_type, "ordered");
-    llvm::Value* all = llvm::PoisonValue::get(in_type);
-    if (access.count == 1) {
-      all = AsVector(builder_, values[0]);
-    } else {
-      // Interleave the elements: lane by lane, as the memory holds them.
-      llvm::Value* vectors[8];
-      for (unsigned k = 0; k < access.count; ++k) vectors[k] = AsVector(builder_, values[k]);
-      llvm::SmallVector<llvm::Value*, 8> level(vectors, vectors + access.count);
-      llvm::SmallVector<int, 128> join;
-      while (level.size() > 1) {
-        llvm::SmallVector<llvm::Value*, 8> next;
-        for (size_t k = 0; k + 1 < level.size(); k += 2) {
-          const int n = static_cast<int>(
-              llvm::cast<llvm::FixedVectorType>(level[k]->getType())->getNumElements());
-          join.clear();
-          for (int l = 0; l < 2 * n; ++l) join.push_back(l);
-          next.push_back(builder_.CreateShuffleVector(level[k], level[k + 1], join));
-        }
-        level = next;
+    // Interleave the elements: lane by lane, as the memory holds them.
+    llvm::Value* vectors[8];
+    for (unsigned k = 0; k < access.count; ++k) vectors[k] = AsVector(builder_, values[k]);
+    llvm::SmallVector<llvm::Value*, 8> level(vectors, vectors + access.count);
+    llvm::SmallVector<int, 128> join;
+    while (level.size() > 1) {
+      llvm::SmallVector<llvm::Value*, 8> next;
+      for (size_t k = 0; k + 1 < level.size(); k += 2) {
+        const int n = static_cast<int>(
+            llvm::cast<llvm::FixedVectorType>(level[k]->getType())->getNumElements());
+        join.clear();
+        for (int l = 0; l < 2 * n; ++l) join.push_back(l);
+        next.push_back(builder_.CreateShuffleVector(level[k], level[k + 1], join));
       }
-      llvm::SmallVector<int, 128> order;
-      for (int lane = 0; lane < kWarpSize; ++lane) {
-        for (unsigned k = 0; k < access.count; ++k)
-          order.push_back(static_cast<int>(k) * kWarpSize + lane);
-      }
-      all = builder_.CreateShuffleVector(level[0], order);
+      level = next;
     }
+    llvm::SmallVector<int, 128> order;
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      for (unsigned k = 0; k < access.count; ++k)
+        order.push_back(static_cast<int>(k) * kWarpSize + lane);
+    }
+    llvm::Value* all = builder_.CreateShuffleVector(level[0], order);
     builder_.CreateStore(all, in);
     CallRuntime(kRuntimeStore, builder_.getVoidTy(),
                 {SpillLanes(AsVector(builder_, address), "addresses"), MaskBits(mask),

@@ -306,11 +306,13 @@ class InstructionEmitter {
   absl::Status EmitLoad(const Instruction& i);
   absl::Status EmitStore(const Instruction& i);
   absl::Status EmitStoreOf(const Instruction& i, const Access& access);
+  llvm::Value* CountLanes(llvm::Value* address, llvm::Value* step, bool block_private);
   absl::Status EmitAtomic(const Instruction& i);
   absl::Status EmitAtomic128(const Instruction& i, const Access& access, AtomicOp op);
   absl::Status EmitPrefetch(const Instruction& i);
   absl::Status EmitFence(const Instruction& i);
   bool IsOrdered(const Instruction& i);
+  void KeepOrder(const Instruction& i);  // if it is ordered
   llvm::Value* LoadWithPattern(const LaneValue& address, unsigned offset, unsigned extent,
                                llvm::Type* type, llvm::Value* mask);
 
