@@ -97,8 +97,9 @@ absl::StatusOr<uint64_t> DeviceAllocator::AllocateInSlab(int device, uint64_t ow
 
 // When there is too little, what is on its way back counts: the program was told that it is free.
 absl::StatusOr<DeviceAllocator::Block> DeviceAllocator::NewBlock(int device, uint64_t owner,
-                                                                 uint64_t bytes) {
-  absl::StatusOr<Block> block = TryNewBlock(device, owner, bytes);
+                                                                 uint64_t bytes,
+                                                                 uint64_t reserved) {
+  absl::StatusOr<Block> block = TryNewBlock(device, owner, bytes, reserved);
   const absl::Time deadline = absl::Now() + options_.reclaim_wait;
   while (!block.ok() && ToCuResult(block.status()) == CUDA_ERROR_OUT_OF_MEMORY) {
     bool may_help = DropEmptySlabs(device);
@@ -107,13 +108,14 @@ absl::StatusOr<DeviceAllocator::Block> DeviceAllocator::NewBlock(int device, uin
       may_help = true;
     }
     if (!may_help) break;
-    block = TryNewBlock(device, owner, bytes);
+    block = TryNewBlock(device, owner, bytes, reserved);
   }
   return block;
 }
 
 absl::StatusOr<DeviceAllocator::Block> DeviceAllocator::TryNewBlock(int device, uint64_t owner,
-                                                                    uint64_t bytes) {
+                                                                    uint64_t bytes,
+                                                                    uint64_t reserved) {
   Block block;
   block.bytes = bytes;
   // Reserve first: a tenant over its limit must not reach the driver.
@@ -121,11 +123,13 @@ absl::StatusOr<DeviceAllocator::Block> DeviceAllocator::TryNewBlock(int device, 
   if (window_bytes_ == 0) {
     ASSIGN_OR_RETURN(block.address, driver_->Allocate(owner, bytes));
   } else {
-    block.address = window_.Allocate(bytes, granularity_[static_cast<size_t>(device)]);
+    block.address = reserved != kNoAddress
+                        ? reserved
+                        : window_.Allocate(bytes, granularity_[static_cast<size_t>(device)]);
     if (block.address == kNoAddress) return OutOfAddresses(bytes);
     block.mapped = true;
-    absl::Cleanup give_addresses_back = [this, &block]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-      window_.Free(block.address);
+    absl::Cleanup give_addresses_back = [this, &block, reserved]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      if (reserved == kNoAddress) window_.Free(block.address);
     };
     ASSIGN_OR_RETURN(block.handle, driver_->CreatePhysical(device, bytes));
     if (absl::Status mapped = driver_->Map(device, block.address, bytes, block.handle);
@@ -149,6 +153,7 @@ void DeviceAllocator::DropBlock(uint64_t owner, Block block) {
   if (block.mapped) {
     status.Update(driver_->Unmap(block.address, block.bytes));
     status.Update(driver_->ReleasePhysical(block.handle));
+    reserved_.erase(block.address);
     window_.Free(block.address);
   } else {
     status.Update(driver_->Free(owner, block.address));
@@ -303,13 +308,31 @@ absl::StatusOr<uint64_t> DeviceAllocator::ReserveAddresses(uint64_t size, uint64
 absl::Status DeviceAllocator::ReleaseAddresses(uint64_t address, uint64_t size) {
   MutexLock lock(&mutex_);
   const auto range = reserved_.find(address);
-  if (range == reserved_.end() || range->second != size) {
+  const bool backed =
+      allocations_.count(address) + freed_.count(address) + reclaiming_.count(address) > 0;
+  if (range == reserved_.end() || range->second != size || backed) {
     return CudaError(
         CUDA_ERROR_INVALID_VALUE,
         absl::StrCat("no reserved range of ", size, " bytes starts at 0x", absl::Hex(address)));
   }
   reserved_.erase(range);
   window_.Free(address);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceAllocator::Back(int device, uint64_t owner, uint64_t address, uint64_t size) {
+  MutexLock lock(&mutex_);
+  const auto range = reserved_.find(address);
+  const bool taken =
+      allocations_.count(address) + freed_.count(address) + reclaiming_.count(address) > 0;
+  if (range == reserved_.end() || range->second != size || taken) {
+    return CudaError(CUDA_ERROR_INVALID_VALUE,
+                     absl::StrCat("no reserved range of ", size,
+                                  " bytes without memory starts at 0x", absl::Hex(address)));
+  }
+  ASSIGN_OR_RETURN(Block block, NewBlock(device, owner, size, address));
+  allocations_[address] = {
+      .device = device, .owner = owner, .slab = kNoAddress, .block = std::move(block)};
   return absl::OkStatus();
 }
 

@@ -64,6 +64,9 @@ class DeviceAllocator {
   // without a window.
   absl::StatusOr<uint64_t> ReserveAddresses(uint64_t size, uint64_t alignment, uint64_t wanted);
   absl::Status ReleaseAddresses(uint64_t address, uint64_t size);
+  // Memory for all of a range that ReserveAddresses() gave. Free(address) ends both the memory and
+  // the reservation. CUDA_ERROR_INVALID_VALUE if it is no such range or has memory already.
+  absl::Status Back(int device, uint64_t owner, uint64_t address, uint64_t size);
   // Whether one range that ReserveAddresses() gave holds all of [address, address + size).
   bool IsReserved(uint64_t address, uint64_t size);
 
@@ -96,9 +99,11 @@ class DeviceAllocator {
   };
   using Allocations = std::map<uint64_t, Allocation>;
 
-  absl::StatusOr<Block> NewBlock(int device, uint64_t owner, uint64_t bytes)
+  absl::StatusOr<Block> NewBlock(int device, uint64_t owner, uint64_t bytes,
+                                 uint64_t reserved = kNoAddress)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Block> TryNewBlock(int device, uint64_t owner, uint64_t bytes)
+  // `reserved`: where to map it, in a range of ReserveAddresses(); kNoAddress: anywhere.
+  absl::StatusOr<Block> TryNewBlock(int device, uint64_t owner, uint64_t bytes, uint64_t reserved)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropBlock(uint64_t owner, Block block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<uint64_t> AllocateInSlab(int device, uint64_t owner, uint64_t size)

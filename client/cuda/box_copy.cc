@@ -61,6 +61,7 @@ absl::StatusOr<Place> PlaceSide(Session& session, const BoxSide& side,
   switch (side.type) {
     case CU_MEMORYTYPE_HOST:
       place.address = reinterpret_cast<uint64_t>(side.host);
+      if (session.IsManaged(place.address)) place.kind = Place::Kind::kDevice;
       break;
     case CU_MEMORYTYPE_DEVICE:
       place.address = side.device;

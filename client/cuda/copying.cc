@@ -10,12 +10,6 @@
 namespace fargpu::client {
 namespace {
 
-absl::Status SynchronizeContext(Session& session) {
-  wire::CtxSynchronizeRequest request;
-  wire::CtxSynchronizeReply reply;
-  return session.Call(request, &reply);
-}
-
 bool IsPinned(Session& session, const void* memory, size_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const std::optional<MemoryRange> range = session.host_memory().Find(begin);
@@ -33,7 +27,24 @@ absl::Status CheckHostPointer(const void* memory) {
   return CudaError(CUDA_ERROR_INVALID_VALUE, "the host pointer is null");
 }
 
+// A host pointer that is managed memory: then the card copies, which has the current bytes.
+CUdeviceptr Managed(Session& session, const void* host) {
+  const auto address = reinterpret_cast<CUdeviceptr>(host);
+  return session.IsManaged(address) ? address : 0;
+}
+
 }  // namespace
+
+absl::Status SynchronizeContext(Session& session) {
+  wire::CtxSynchronizeRequest request;
+  wire::CtxSynchronizeReply reply;
+  return session.Call(request, &reply);
+}
+
+absl::Status SettleShared(Session& session, CUdeviceptr address, size_t bytes) {
+  if (!session.shared().Holds(address, bytes)) return absl::OkStatus();
+  return SynchronizeContext(session);
+}
 
 void SettleDeliveries(Session& session, const void* memory, size_t bytes) {
   if (!session.calls().deliveries().Overlaps(memory, bytes)) return;
@@ -52,6 +63,16 @@ absl::Status SettleSource(Session& session, const void* memory, size_t bytes,
 }
 
 absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
+  // Pinned memory has the same address on the card, and memory there from now on.
+  if (const std::optional<MemoryRange> pinned = session.host_memory().Find(address);
+      pinned.has_value() && pinned->shared) {
+    if (bytes > pinned->end() - address) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat(bytes, " bytes at 0x", absl::Hex(address), " end after the ",
+                                    pinned->bytes, " bytes of pinned memory there"));
+    }
+    return session.shared().Map(address, pinned->begin, pinned->bytes).status();
+  }
   if (const std::optional<MemoryRange> range = session.device_memory().Find(address)) {
     if (range->reserved || bytes <= range->end() - address) return absl::OkStatus();
     return CudaError(CUDA_ERROR_INVALID_VALUE,
@@ -70,21 +91,28 @@ absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t byte
 
 absl::Status CopyHostToDevice(Session& session, CUdeviceptr to, const void* from, size_t bytes,
                               DefaultStream default_stream) {
+  if (const CUdeviceptr managed = Managed(session, from)) {
+    return CopyDeviceToDevice(session, to, managed, bytes, default_stream);
+  }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(from));
   RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
   RETURN_IF_ERROR(SettleSource(session, from, bytes, ToStream(default_stream)));
-  return session.SendBulk(
+  RETURN_IF_ERROR(session.SendBulk(
       absl::MakeConstSpan(static_cast<const char*>(from), bytes), [&](size_t offset, size_t size) {
         return wire::MemcpyHtoDV2Request{.dstDevice = to + offset,
                                          .ByteCount = size,
                                          .per_thread = default_stream == DefaultStream::kPerThread};
-      });
+      }));
+  return SettleShared(session, to, bytes);
 }
 
 absl::Status CopyDeviceToHost(Session& session, void* to, CUdeviceptr from, size_t bytes,
                               DefaultStream default_stream) {
+  if (const CUdeviceptr managed = Managed(session, to)) {
+    return CopyDeviceToDevice(session, managed, from, bytes, default_stream);
+  }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(to));
@@ -112,7 +140,9 @@ absl::Status CopyDeviceToHost(Session& session, void* to, CUdeviceptr from, size
     if (waited.ok()) waited = session.ResultOf("cuMemcpyDtoH_v2", chunk);
     if (status.ok()) status = waited;
   }
-  return status;
+  if (!status.ok()) return status;
+  // The program knows that what it queued before is done.
+  return session.AfterWait(wire::MemcpyDtoHV2Request::kOp);
 }
 
 absl::Status CopyDeviceToDevice(Session& session, CUdeviceptr to, CUdeviceptr from, size_t bytes,
@@ -121,15 +151,19 @@ absl::Status CopyDeviceToDevice(Session& session, CUdeviceptr to, CUdeviceptr fr
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
   RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
-  return session.Send(
+  RETURN_IF_ERROR(session.Send(
       wire::MemcpyDtoDV2Request{.dstDevice = to,
                                 .srcDevice = from,
                                 .ByteCount = bytes,
-                                .per_thread = default_stream == DefaultStream::kPerThread});
+                                .per_thread = default_stream == DefaultStream::kPerThread}));
+  return SettleShared(session, to, bytes);
 }
 
 absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void* from, size_t bytes,
                                    wire::StreamId stream) {
+  if (const CUdeviceptr managed = Managed(session, from)) {
+    return CopyDeviceToDeviceAsync(session, to, managed, bytes, stream);
+  }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(from));
@@ -144,6 +178,9 @@ absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void*
 
 absl::Status CopyDeviceToHostAsync(Session& session, void* to, CUdeviceptr from, size_t bytes,
                                    wire::StreamId stream) {
+  if (const CUdeviceptr managed = Managed(session, to)) {
+    return CopyDeviceToDeviceAsync(session, managed, from, bytes, stream);
+  }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(to));

@@ -37,6 +37,10 @@ absl::Status CopyDeviceToHostAsync(Session& session, void* to, CUdeviceptr from,
                                    wire::StreamId stream);
 absl::Status CopyDeviceToDeviceAsync(Session& session, CUdeviceptr to, CUdeviceptr from,
                                      size_t bytes, wire::StreamId stream);
+// After a synchronous call that has written to device memory: if that memory is the host's too, the
+// program may look at once.
+absl::Status SettleShared(Session& session, CUdeviceptr address, size_t bytes);
+absl::Status SynchronizeContext(Session& session);
 absl::Status SynchronizeStream(Session& session, wire::StreamId stream);
 
 }  // namespace fargpu::client

@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "client/cuda/copying.h"
+
 namespace fargpu::client {
 
 absl::Status RememberDeviceMemory(Session& session, CUdeviceptr dptr, size_t bytes,
@@ -39,6 +41,15 @@ absl::Status FreeDeviceMemory(Session& session, CUdeviceptr dptr) {
   if (!range.has_value() || range->begin != dptr || range->reserved || range->variable) {
     return CudaError(CUDA_ERROR_INVALID_VALUE,
                      absl::StrCat("0x", absl::Hex(dptr), " begins no allocation"));
+  }
+  if (range->managed) {
+    // Part of a range that the worker knows as one: nothing may use it any more. A broken context
+    // says so elsewhere.
+    SynchronizeContext(session).IgnoreError();
+    session.device_memory().Remove(dptr);
+    session.managed_ranges().Remove(dptr, range->bytes);
+    session.shared().Free(dptr);
+    return absl::OkStatus();
   }
   // Removed first: once it is sent, another thread may be given the same address.
   session.device_memory().Remove(dptr);

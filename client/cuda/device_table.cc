@@ -15,8 +15,9 @@ namespace {
 constexpr int kAttributesThatWeCannotKeep[] = {
     // Memory that CPU and card both see: it would have to be kept the same over the network.
     CU_DEVICE_ATTRIBUTE_INTEGRATED,
-    CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
-    CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+    // Each side has its own bytes, brought to the other when work starts and ends: a program may
+    // not
+    // use managed memory while a kernel does.
     CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
     CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,

@@ -46,6 +46,14 @@ struct Process {
 };
 constinit Process process;
 
+void BeforeFork() {
+  if (process.state.load() == State::kReady) process.session.load()->PrepareFork();
+}
+
+void AfterForkInParent() {
+  if (process.state.load() == State::kReady) process.session.load()->ParentAfterFork();
+}
+
 void AfterForkInChild() {
   if (process.state.load() != State::kReady) return;
   process.state.store(State::kForked);
@@ -95,7 +103,7 @@ absl::Status Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(process.init_mutex) {
   process.session.store(session->release());
   InstallExportTableHost();
   if (!process.handlers_installed) {
-    pthread_atfork(nullptr, nullptr, &AfterForkInChild);
+    pthread_atfork(&BeforeFork, &AfterForkInParent, &AfterForkInChild);
     std::atexit(&EndProcess);
     process.handlers_installed = true;
   }

@@ -102,6 +102,31 @@ void FakeWorker::PlayCard() {
         next_address_ += (request.bytesize + 255) / 256 * 256;
         return CUDA_SUCCESS;
       });
+  On<wire::SharedReserveRequest>(
+      [this](const wire::SharedReserveRequest& request, wire::SharedReserveReply* reply, Call*) {
+        if (request.bytes > kWindowBase + memory_.size() - next_shared_) {
+          return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        reply->address = next_shared_;
+        next_shared_ += request.bytes;
+        return CUDA_SUCCESS;
+      });
+  On<wire::SharedWriteRequest>(
+      [this](const wire::SharedWriteRequest& request, wire::SharedWriteReply*, Call* call) {
+        const char* from = call->bulk.data();
+        for (size_t i = 0; i < request.addresses.size(); ++i) {
+          std::memcpy(memory(request.addresses[i]), from, request.sizes[i]);
+          from += request.sizes[i];
+        }
+        EXPECT_EQ(from, call->bulk.data() + call->bulk.size());
+        return CUDA_SUCCESS;
+      });
+  On<wire::SharedReadRequest>(
+      [this](const wire::SharedReadRequest& request, wire::SharedReadReply*, Call* call) {
+        const char* from = memory(request.address);
+        call->reply_bulk.assign(from, from + request.bytes);
+        return CUDA_SUCCESS;
+      });
   On<wire::MemGetInfoV2Request>(
       [this](const wire::MemGetInfoV2Request&, wire::MemGetInfoV2Reply* reply, Call*) {
         reply->free = memory_.size();

@@ -111,6 +111,7 @@ class FakeWorker {
   std::map<uint16_t, Handler> handlers_;
   std::vector<char> memory_;
   uint64_t next_address_ = kWindowBase + 4096;
+  uint64_t next_shared_ = kWindowBase + (32 << 20);
   std::vector<PendingDelivery> deliveries_;  // link's handler only
   std::deque<std::vector<char>> kept_;       // what the link borrows; link's handler only
   CUresult deferred_ = CUDA_SUCCESS;         // link's handler only

@@ -79,6 +79,17 @@ Function* FindByName(FunctionSet& set, absl::string_view name) {
   return it != set.by_name.end() ? it->second : nullptr;
 }
 
+absl::Status RememberManagedVariable(Session& session, CUdeviceptr address, size_t bytes,
+                                     const void* owner) {
+  if (address == 0 || bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(session.shared().AddVariable(address, bytes, owner));
+  // It may be there already: programs ask more than once.
+  session.device_memory()
+      .Insert({.begin = address, .bytes = bytes, .managed = true, .variable = true})
+      .IgnoreError();
+  return absl::OkStatus();
+}
+
 void RememberVariable(Session& session, CUdeviceptr address, size_t bytes) {
   const absl::StatusOr<Context*> context = session.CurrentActive();
   if (!context.ok() || address == 0 || bytes == 0) return;

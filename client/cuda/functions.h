@@ -27,6 +27,11 @@ absl::Status AddListedFunctions(Session& session, FunctionSet* set,
 Function* FindByName(FunctionSet& set, absl::string_view name)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(set.mutex);
 
+// Makes a `__managed__` variable memory of this process too. `owner` is its Module or Library.
+// CUDA_ERROR_OUT_OF_MEMORY if something else lies at its address.
+absl::Status RememberManagedVariable(Session& session, CUdeviceptr address, size_t bytes,
+                                     const void* owner);
+
 // The address of a module's variable becomes known as device memory.
 void RememberVariable(Session& session, CUdeviceptr address, size_t bytes);
 

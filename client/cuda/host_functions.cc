@@ -36,9 +36,11 @@ uint64_t HostFunctions::Add(Callback callback, void* data) {
 uint64_t HostFunctions::Insert(Function function) {
   MutexLock lock(&mutex_);
   if (thread_ == nullptr) {
-    // The program's signal handlers must not run on a thread that it does not know.
+    // The program's signal handlers must not run on a thread that it does not know. What its
+    // functions do wrong is its business, and faults in managed memory are ours.
     sigset_t all, before;
     sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::make_unique<std::thread>([this] { RunThread(); });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -97,6 +99,7 @@ void HostFunctions::RunThread() {
     const Run run = due_.front();
     due_.pop_front();
     mutex_.Unlock();
+    if (before_ != nullptr) before_();
     CurrentThread().in_host_function = true;
     if (run.function.host == nullptr) {
       run.function.callback.function(run.function.callback.stream, run.result, run.function.data);
@@ -104,6 +107,7 @@ void HostFunctions::RunThread() {
       run.function.host(run.function.data);
     }
     CurrentThread().in_host_function = false;
+    if (after_ != nullptr) after_();
     if (run.run != 0) done_(run.run);
     pending_.fetch_sub(1);
     mutex_.Lock();

@@ -27,6 +27,12 @@ class HostFunctions {
   // Waits for a function that runs; `done` is called no more when this returns.
   void Stop();
 
+  // Called on our thread before and after each function of the program. Before the first is queued.
+  void SetAround(std::function<void()> before, std::function<void()> after) {
+    before_ = std::move(before);
+    after_ = std::move(after);
+  }
+
   struct Callback {
     CUstreamCallback function = nullptr;
     CUstream stream = nullptr;
@@ -64,6 +70,7 @@ class HostFunctions {
   void RunThread();
 
   const std::function<void(uint64_t run)> done_;
+  std::function<void()> before_, after_;
   std::atomic<int> pending_{0};  // queued, due or running
   Mutex mutex_;
   std::unique_ptr<CondVar> changed_ = std::make_unique<CondVar>();

@@ -53,6 +53,13 @@ void MemoryTable::RemoveContext(CUcontext context) {
   }
 }
 
+void MemoryTable::RemoveShared(CUcontext context) {
+  MutexLock lock(&mutex_);
+  std::erase_if(ranges_, [&](const auto& entry) {
+    return entry.second.shared && entry.second.context == context;
+  });
+}
+
 absl::StatusOr<AddressWindow> AddressWindow::Reserve(uint64_t base, uint64_t bytes) {
   if (bytes == 0) return AddressWindow();
   const std::string where = absl::StrCat("0x", absl::Hex(base), " to 0x", absl::Hex(base + bytes));

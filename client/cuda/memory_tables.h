@@ -21,8 +21,10 @@ struct MemoryRange {
   unsigned flags = 0;   // host memory: as given
   uint64_t number = 0;  // never used again for another
   bool ours = false;    // host memory: cuMemHostAlloc made it; else the program registered its own
+  bool shared = false;  // host memory: made by SharedMemory
   bool reserved =
       false;  // device memory: an address range of cuMemAddressReserve, not an allocation
+  bool managed = false;         // device memory: of the host too, see shared_memory.h
   bool variable = false;        // device memory: of a module, which the program cannot free
   CUmemoryPool pool = nullptr;  // device memory: that it counts for
   uintptr_t end() const { return begin + bytes; }
@@ -40,6 +42,8 @@ class MemoryTable {
   std::optional<MemoryRange> Remove(uintptr_t address);
   // Drops all ranges of a context that is no more.
   void RemoveContext(CUcontext context);
+  // Of them only those that have gone with it: not memory of the program's own.
+  void RemoveShared(CUcontext context);
 
  private:
   mutable Mutex mutex_;
@@ -61,6 +65,8 @@ class AddressWindow {
 
   bool known() const { return bytes_ > 0; }
   bool Contains(uintptr_t address) const { return address - base_ < bytes_; }
+  uint64_t base() const { return base_; }
+  uint64_t bytes() const { return bytes_; }
 
  private:
   AddressWindow(uint64_t base, uint64_t bytes) : base_(base), bytes_(bytes) {}

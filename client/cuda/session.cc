@@ -80,6 +80,11 @@ Session::Session(SessionParts parts, std::unique_ptr<HandleArena> arena, Address
       pools_(devices_.count()),
       calls_(std::move(parts.connection), parts.link_options, &PrintToStdout) {
   calls_.CountRoundTrip();  // the handshake
+  // Host functions see what the work before them has written, and work after them what they wrote.
+  calls_.host_functions().SetAround([this] { AfterWait(0).IgnoreError(); },
+                                    [this] {
+                                      if (shared_.active()) shared_.BeforeWork().IgnoreError();
+                                    });
 }
 
 Session::~Session() = default;
@@ -334,6 +339,7 @@ void Session::FreeHandlesOf(FunctionSet* set) {
 }
 
 void Session::Delete(Module* module) {
+  shared_.RemoveVariables(module);
   if (HandleSlot* slot = arena_->Find(module->handle, HandleKind::kModule)) arena_->Free(slot);
   FreeHandlesOf(&module->functions);
   MutexLock lock(&owned_mutex_);
@@ -341,6 +347,7 @@ void Session::Delete(Module* module) {
 }
 
 void Session::Delete(Library* library) {
+  shared_.RemoveVariables(library);
   if (HandleSlot* slot = arena_->Find(library->handle, HandleKind::kLibrary)) arena_->Free(slot);
   CUmodule module = nullptr;
   {
@@ -413,6 +420,8 @@ void Session::Delete(MipmappedArray* array) {
 }
 
 void Session::DropObjectsOf(const Context& context) {
+  shared_.RemoveContext(context.handle);
+  host_memory_.RemoveShared(context.handle);
   device_memory_.RemoveContext(context.handle);
   textures_.RemoveContext(context.handle);
   surfaces_.RemoveContext(context.handle);
@@ -495,13 +504,17 @@ absl::Status Session::EnsureLoaded(FunctionSet* set) {
 
 bool Session::IsDeviceAddress(uintptr_t address) const {
   // A module's variables may lie outside: the driver, not the worker, places them.
-  if (window_.Contains(address)) return true;
+  if (window_.Contains(address)) {
+    const std::optional<MemoryRange> pinned = host_memory_.Find(address);
+    return !pinned.has_value();
+  }
   return device_memory_.Find(address).has_value();
 }
 
 void Session::SayGoodbye() { calls_.SayGoodbye(absl::Milliseconds(200)); }
 
 void Session::AbandonAfterFork() {
+  shared_.AbandonAfterFork();
   if (control_ != nullptr) control_->AbandonAfterFork();
   calls_.AbandonAfterFork();
 }

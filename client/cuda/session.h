@@ -20,11 +20,13 @@
 #include "client/cuda/mem_pools.h"
 #include "client/cuda/memory_tables.h"
 #include "client/cuda/objects.h"
+#include "client/cuda/shared_memory.h"
 #include "client/cuda/thread_state.h"
 #include "common/cuda_error.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "messages.h"
+#include "protocol/driver_abi/managed_ranges.h"
 #include "protocol/handshake.h"
 #include "transport/connection.h"
 #include "transport/link.h"
@@ -78,6 +80,7 @@ class Session {
   // Sends a call that nobody waits for.
   template <typename Request>
   absl::Status Send(const Request& request) {
+    RETURN_IF_ERROR(PrepareMemory<Request>());
     wire::CallHeader header;
     RETURN_IF_ERROR(FillHeader(Request::kNeedsContext, &header));
     return calls_.Send(header, request);
@@ -85,6 +88,7 @@ class Session {
   // Sends a call whose reply WaitFor() takes later.
   template <typename Request>
   absl::Status Send(const Request& request, PendingReply* pending) {
+    RETURN_IF_ERROR(PrepareMemory<Request>());
     wire::CallHeader header;
     RETURN_IF_ERROR(FillHeader(Request::kNeedsContext, &header));
     return calls_.Send(header, request, pending);
@@ -97,7 +101,14 @@ class Session {
     calls_.CountRoundTrip();
     RETURN_IF_ERROR(calls_.Wait(&pending));
     RETURN_IF_ERROR(ResultOf(Request::kName, pending));
-    return DecodeReply(pending, reply);
+    RETURN_IF_ERROR(DecodeReply(pending, reply));
+    if constexpr (MaySynchronize(Request::kOp)) return AfterWait(WaitKey(request));
+    return absl::OkStatus();
+  }
+  // The program has waited for what `key` names: what kernels have written into memory of this
+  // process is brought.
+  absl::Status AfterWait(uint64_t key) {
+    return shared_.active() ? shared_.AfterWait(key) : absl::OkStatus();
   }
   template <typename Reply>
   absl::Status DecodeReply(const PendingReply& pending, Reply* reply) {
@@ -114,6 +125,7 @@ class Session {
   // makes. Small runs are copied, large ones wait until they have left.
   template <typename MakeRequest>
   absl::Status SendBulk(absl::Span<const char> bytes, MakeRequest request) {
+    RETURN_IF_ERROR((PrepareMemory<std::invoke_result_t<MakeRequest, size_t, size_t>>()));
     wire::CallHeader header;
     RETURN_IF_ERROR(
         FillHeader(std::invoke_result_t<MakeRequest, size_t, size_t>::kNeedsContext, &header));
@@ -191,12 +203,21 @@ class Session {
   MemoryTable& host_memory() { return host_memory_; }
   const AddressWindow& window() const { return window_; }
   CallStream& calls() { return calls_; }
+  SharedMemory& shared() { return shared_; }
+  driver_abi::ManagedRanges& managed_ranges() { return managed_ranges_; }
   const Welcome& welcome() const { return welcome_; }
 
   // Is this address the card's: inside the window, or known as device memory?
   bool IsDeviceAddress(uintptr_t address) const;
+  // Is it managed memory, or a managed variable?
+  bool IsManaged(uintptr_t address) const {
+    const std::optional<MemoryRange> range = device_memory_.Find(address);
+    return range.has_value() && range->managed;
+  }
 
   void SayGoodbye();
+  void PrepareFork() { shared_.PrepareFork(); }
+  void ParentAfterFork() { shared_.ParentAfterFork(); }
   void AbandonAfterFork();
 
  private:
@@ -206,6 +227,23 @@ class Session {
 
   Session(SessionParts parts, std::unique_ptr<HandleArena> arena, AddressWindow window);
   absl::Status MakePrimaryContexts();
+
+  // Work on the card must find what the host has written.
+  template <typename Request>
+  absl::Status PrepareMemory() {
+    if constexpr (MayTouchMemory(Request::kOp)) {
+      if (shared_.active()) return shared_.BeforeWork();
+    }
+    return absl::OkStatus();
+  }
+  // What a call waits for: its kind, and the stream or event that it names.
+  template <typename Request>
+  static uint64_t WaitKey(const Request& request) {
+    uint64_t id = 0;
+    if constexpr (requires { request.hStream.value; }) id = request.hStream.value;
+    if constexpr (requires { request.hEvent.value; }) id = request.hEvent.value;
+    return uint64_t{Request::kOp} << 48 | (id & 0xffff'ffff'ffff);
+  }
 
   // Marks the current context if `result` is an error that breaks one.
   void NoteBroken(CUresult result);
@@ -224,6 +262,7 @@ class Session {
   std::atomic<uint64_t> next_id_{kFirstId};
   MemoryTable device_memory_;
   MemoryTable host_memory_;
+  driver_abi::ManagedRanges managed_ranges_;
   // Taken before the locks of function sets.
   Mutex owned_mutex_;
   absl::flat_hash_map<const Module*, std::unique_ptr<Module>> modules_
@@ -242,6 +281,7 @@ class Session {
   std::vector<std::unique_ptr<Context>> contexts_ ABSL_GUARDED_BY(context_mutex_);
   std::vector<Context*> primaries_;  // by device
   CallStream calls_;
+  SharedMemory shared_{this};  // goes first: its thread makes calls
 };
 
 }  // namespace fargpu::client

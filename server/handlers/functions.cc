@@ -84,6 +84,13 @@ absl::Status DescribeFunction(Call& call, CUfunction handle, Function* function,
       function, info);
 }
 
+bool IsManaged(Call& call, CUdeviceptr address) {
+  unsigned managed = 0;
+  const CUresult asked =
+      call.driver().cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address);
+  return asked == CUDA_SUCCESS && managed != 0;
+}
+
 size_t EncodedBytes(const wire::FunctionInfo& info) {
   return info.name.size() +
          4 * (info.param_offsets.size() + info.param_sizes.size() + info.attributes.size()) + 32;

@@ -22,6 +22,9 @@ absl::Status DescribeKernel(Call& call, CUkernel kernel, Function* function,
 absl::Status DescribeFunction(Call& call, CUfunction handle, Function* function,
                               wire::FunctionInfo* info);
 
+// Is this the address of a `__managed__` variable? A driver that cannot tell has none.
+bool IsManaged(Call& call, CUdeviceptr address);
+
 // About how many bytes `info` takes in a reply.
 size_t EncodedBytes(const wire::FunctionInfo& info);
 

@@ -117,6 +117,20 @@ absl::Status LibraryGetGlobal(const wire::LibraryGetGlobalRequest& request, Call
       call.driver().cuLibraryGetGlobal(&address, &bytes, library.handle, request.name.c_str()));
   reply->dptr = address;
   reply->bytes = bytes;
+  reply->managed = IsManaged(call, address);
+  return absl::OkStatus();
+}
+
+absl::Status LibraryGetManaged(const wire::LibraryGetManagedRequest& request, Call& call,
+                               wire::LibraryGetManagedReply* reply) {
+  Library library;
+  RETURN_IF_ERROR(call.objects().libraries.Find(request.library, &library));
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  RETURN_IF_CUDA_ERROR(
+      call.driver().cuLibraryGetManaged(&address, &bytes, library.handle, request.name.c_str()));
+  reply->dptr = address;
+  reply->bytes = bytes;
   return absl::OkStatus();
 }
 

@@ -131,6 +131,7 @@ absl::Status ModuleGetGlobalV2(const wire::ModuleGetGlobalV2Request& request, Ca
       call.driver().cuModuleGetGlobal_v2(&address, &bytes, module.handle, request.name.c_str()));
   reply->dptr = address;
   reply->bytes = bytes;
+  reply->managed = IsManaged(call, address);
   return absl::OkStatus();
 }
 

@@ -72,6 +72,7 @@ void SessionResources::DropContext(wire::ContextId id, const Context& context) {
   allocator->FreeOwner(reinterpret_cast<uint64_t>(context.handle));
   copies.SettleContext(id, outcome);
   thread_streams.ForgetContext(id);
+  shared_memory.ForgetContext(id);
   objects.EraseContext(id);
   context_epoch.fetch_add(1);
 }

@@ -19,6 +19,7 @@
 #include "server/worker/host_functions.h"
 #include "server/worker/image_store.h"
 #include "server/worker/objects.h"
+#include "server/worker/shared_memory.h"
 
 namespace fargpu::server {
 
@@ -69,7 +70,8 @@ struct SessionResources {
         admission(session_admission),
         copies(session_driver),
         host_functions(session_driver),
-        thread_streams(session_driver) {}
+        thread_streams(session_driver),
+        shared_memory(session_driver) {}
 
   Driver* const driver;
   const std::vector<CUdevice> devices;  // of the lease, in its order, as the driver numbers them
@@ -82,6 +84,7 @@ struct SessionResources {
   HostFunctions host_functions;
   ThreadStreams thread_streams;
   ProgramMappings program_mappings;
+  SharedMemory shared_memory;
 
   // Grows whenever a context goes, so that threads forget what they believed to be current.
   std::atomic<uint64_t> context_epoch{0};

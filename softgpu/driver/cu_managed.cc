@@ -18,39 +18,18 @@ absl::Status CheckManaged(Driver& driver, CUdeviceptr address, size_t size) {
   return absl::OkStatus();
 }
 
-// The old calls name a device, or CU_DEVICE_CPU.
-CUmemLocation LocationOf(CUdevice device) {
-  CUmemLocation location = {};
-  location.type = device == CU_DEVICE_CPU ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
-  location.id = device == CU_DEVICE_CPU ? 0 : device;
-  return location;
-}
-
-absl::Status CheckLocation(Driver& driver, const CUmemLocation& location) {
-  switch (location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      return driver.CheckDevice(location.id);
-    case CU_MEM_LOCATION_TYPE_HOST:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return absl::OkStatus();
-    default:
-      return InvalidValue(absl::StrCat("location type ", static_cast<int>(location.type)));
-  }
-}
-
 CUresult Prefetch(const char* call, NullStream null, CUdeviceptr address, size_t size,
                   const CUmemLocation& location, unsigned flags, CUstream handle) {
   return WithStream(
       call, null, handle, [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
         if (flags != 0) return InvalidValue(absl::StrCat("flags ", flags));
-        RETURN_IF_ERROR(CheckLocation(driver, location));
+        RETURN_IF_ERROR(driver_abi::CheckLocation(location, driver.device_count()));
         RETURN_IF_ERROR(CheckManaged(driver, address, size));
         return context
             .Enqueue(
                 stream,
                 [&driver, address, size, location] {
-                  driver.managed.Apply(address, size, [&](ManagedRanges::Facts& facts) {
+                  driver.managed.Apply(address, size, [&](driver_abi::ManagedRanges::Facts& facts) {
                     facts.last_prefetch = location;
                   });
                   return absl::OkStatus();
@@ -60,120 +39,69 @@ CUresult Prefetch(const char* call, NullStream null, CUdeviceptr address, size_t
       });
 }
 
-absl::Status Advise(Driver& driver, CUdeviceptr address, size_t size, CUmem_advise advice,
-                    const CUmemLocation& location) {
+absl::Status AdviseManaged(Driver& driver, CUdeviceptr address, size_t size, CUmem_advise advice,
+                           const CUmemLocation& location) {
   RETURN_IF_ERROR(CheckManaged(driver, address, size));
-  const bool needs_location = advice != CU_MEM_ADVISE_SET_READ_MOSTLY &&
-                              advice != CU_MEM_ADVISE_UNSET_READ_MOSTLY &&
-                              advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
-  if (needs_location) RETURN_IF_ERROR(CheckLocation(driver, location));
-  const int who =
-      location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : static_cast<int>(CU_DEVICE_CPU);
-  const auto apply = [&](auto change) {
-    driver.managed.Apply(address, size, change);
-    return absl::OkStatus();
-  };
-  using Facts = ManagedRanges::Facts;
-  switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY:
-      return apply([](Facts& facts) { facts.read_mostly = true; });
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
-      return apply([](Facts& facts) { facts.read_mostly = false; });
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-      return apply([&](Facts& facts) { facts.preferred = location; });
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
-      return apply([](Facts& facts) { facts.preferred = Facts{}.preferred; });
-    case CU_MEM_ADVISE_SET_ACCESSED_BY:
-      return apply([&](Facts& facts) { facts.accessed_by.insert(who); });
-    case CU_MEM_ADVISE_UNSET_ACCESSED_BY:
-      return apply([&](Facts& facts) { facts.accessed_by.erase(who); });
-  }
-  return InvalidValue(absl::StrCat("advice ", static_cast<int>(advice)));
+  return driver_abi::Advise(&driver.managed, driver.device_count(), address, size, advice,
+                            location);
 }
 
-bool SameLocation(const CUmemLocation& a, const CUmemLocation& b) {
-  return a.type == b.type && (a.type != CU_MEM_LOCATION_TYPE_DEVICE || a.id == b.id);
-}
-
-// What all parts agree on, or "invalid".
-CUmemLocation Common(const std::vector<ManagedRanges::Facts>& parts,
-                     CUmemLocation ManagedRanges::Facts::*field) {
-  for (const ManagedRanges::Facts& part : parts) {
-    if (!SameLocation(part.*field, parts[0].*field)) return ManagedRanges::Facts{}.preferred;
-  }
-  return parts.empty() ? ManagedRanges::Facts{}.preferred : parts[0].*field;
-}
-
-int OldDevice(const CUmemLocation& location) {
-  switch (location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      return location.id;
-    case CU_MEM_LOCATION_TYPE_INVALID:
-      return CU_DEVICE_INVALID;
-    default:
-      return CU_DEVICE_CPU;
-  }
-}
-
-absl::Status WriteRangeAttribute(Driver& driver, void* data, size_t size,
-                                 CUmem_range_attribute attribute, CUdeviceptr address,
-                                 size_t count) {
-  RETURN_IF_NULL(data);
+absl::Status RangeAttribute(Driver& driver, void* data, size_t size,
+                            CUmem_range_attribute attribute, CUdeviceptr address, size_t count) {
   RETURN_IF_ERROR(CheckManaged(driver, address, count));
-  if (size < sizeof(int) || size % sizeof(int) != 0 ||
-      (attribute != CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY && size != sizeof(int))) {
-    return InvalidValue(absl::StrCat("data of ", size, " bytes"));
-  }
-  const std::vector<ManagedRanges::Facts> parts = driver.managed.Get(address, count);
-  int* const out = static_cast<int*>(data);
-  const CUmemLocation preferred = Common(parts, &ManagedRanges::Facts::preferred);
-  const CUmemLocation prefetch = Common(parts, &ManagedRanges::Facts::last_prefetch);
-  switch (attribute) {
-    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
-      *out = std::all_of(parts.begin(), parts.end(),
-                         [](const auto& part) { return part.read_mostly; });
-      return absl::OkStatus();
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
-      *out = OldDevice(preferred);
-      return absl::OkStatus();
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
-      *out = OldDevice(prefetch);
-      return absl::OkStatus();
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
-      *out = preferred.type;
-      return absl::OkStatus();
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
-      *out = preferred.id;
-      return absl::OkStatus();
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
-      *out = prefetch.type;
-      return absl::OkStatus();
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
-      *out = prefetch.id;
-      return absl::OkStatus();
-    case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
-      std::vector<int> all;
-      if (!parts.empty()) all.assign(parts[0].accessed_by.begin(), parts[0].accessed_by.end());
-      for (const auto& part : parts) {
-        all.erase(std::remove_if(all.begin(), all.end(),
-                                 [&](int who) { return part.accessed_by.count(who) == 0; }),
-                  all.end());
-      }
-      for (size_t i = 0; i < size / sizeof(int); ++i) {
-        out[i] = i < all.size() ? all[i] : static_cast<int>(CU_DEVICE_INVALID);
-      }
-      return absl::OkStatus();
-    }
-    default:
-      return InvalidValue(absl::StrCat("range attribute ", static_cast<int>(attribute)));
-  }
+  return driver_abi::WriteRangeAttribute(driver.managed, address, count, attribute, data, size);
+}
+
+// Discarding leaves the bytes as they are: a program may rely on nothing.
+CUresult Batch(const char* call, NullStream null, const driver_abi::RangeBatch& batch,
+               CUstream handle) {
+  return WithStream(
+      call, null, handle, [&](Driver& driver, Context& context, Stream& stream) -> absl::Status {
+        // Not for the default streams, as cuda.h has it.
+        if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+          return CudaError(CUDA_ERROR_INVALID_VALUE, "batches are not for default streams");
+        }
+        RETURN_IF_ERROR(driver_abi::CheckBatch(batch, driver.device_count()));
+        for (size_t i = 0; i < batch.count; ++i) {
+          RETURN_IF_ERROR(CheckManaged(driver, batch.addresses[i], batch.sizes[i]));
+        }
+        if (!batch.has_locations) return absl::OkStatus();
+        for (size_t i = 0; i < batch.count; ++i) {
+          const CUmemLocation location = driver_abi::LocationInBatch(batch, i);
+          driver.managed.Apply(
+              batch.addresses[i], batch.sizes[i],
+              [&](driver_abi::ManagedRanges::Facts& facts) { facts.last_prefetch = location; });
+        }
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace
 
+CUresult Do_cuMemPrefetchBatchAsync(const char* call, NullStream null, CUdeviceptr* addresses,
+                                    size_t* sizes, size_t count, CUmemLocation* locations,
+                                    size_t* indices, size_t location_count,
+                                    unsigned long long flags, CUstream stream) {
+  return Batch(call, null,
+               {addresses, sizes, count, true, locations, indices, location_count, flags}, stream);
+}
+CUresult Do_cuMemDiscardAndPrefetchBatchAsync(const char* call, NullStream null,
+                                              CUdeviceptr* addresses, size_t* sizes, size_t count,
+                                              CUmemLocation* locations, size_t* indices,
+                                              size_t location_count, unsigned long long flags,
+                                              CUstream stream) {
+  return Batch(call, null,
+               {addresses, sizes, count, true, locations, indices, location_count, flags}, stream);
+}
+CUresult Do_cuMemDiscardBatchAsync(const char* call, NullStream null, CUdeviceptr* addresses,
+                                   size_t* sizes, size_t count, unsigned long long flags,
+                                   CUstream stream) {
+  return Batch(call, null, {addresses, sizes, count, false, nullptr, nullptr, 0, flags}, stream);
+}
+
 CUresult Do_cuMemPrefetchAsync(const char* call, NullStream null, CUdeviceptr address, size_t size,
                                CUdevice device, CUstream stream) {
-  return Prefetch(call, null, address, size, LocationOf(device), 0, stream);
+  return Prefetch(call, null, address, size, driver_abi::LocationOfDevice(device), 0, stream);
 }
 CUresult Do_cuMemPrefetchAsync_v2(const char* call, NullStream null, CUdeviceptr address,
                                   size_t size, CUmemLocation location, unsigned flags,
@@ -221,20 +149,20 @@ CU_API CUresult cuMemAllocManaged(CUdeviceptr* out, size_t size, unsigned flags)
 CU_API CUresult cuMemAdvise(CUdeviceptr address, size_t size, CUmem_advise advice,
                             CUdevice device) {
   return WithContext("cuMemAdvise", [&](Driver& driver, Context&) {
-    return Advise(driver, address, size, advice, LocationOf(device));
+    return AdviseManaged(driver, address, size, advice, driver_abi::LocationOfDevice(device));
   });
 }
 CU_API CUresult cuMemAdvise_v2(CUdeviceptr address, size_t size, CUmem_advise advice,
                                CUmemLocation location) {
   return WithContext("cuMemAdvise_v2", [&](Driver& driver, Context&) {
-    return Advise(driver, address, size, advice, location);
+    return AdviseManaged(driver, address, size, advice, location);
   });
 }
 
 CU_API CUresult cuMemRangeGetAttribute(void* data, size_t size, CUmem_range_attribute attribute,
                                        CUdeviceptr address, size_t count) {
   return WithContext("cuMemRangeGetAttribute", [&](Driver& driver, Context&) {
-    return WriteRangeAttribute(driver, data, size, attribute, address, count);
+    return RangeAttribute(driver, data, size, attribute, address, count);
   });
 }
 
@@ -246,8 +174,7 @@ CU_API CUresult cuMemRangeGetAttributes(void** data, size_t* sizes,
     RETURN_IF_NULL(sizes);
     RETURN_IF_NULL(attributes);
     for (size_t i = 0; i < attribute_count; ++i) {
-      RETURN_IF_ERROR(
-          WriteRangeAttribute(driver, data[i], sizes[i], attributes[i], address, count));
+      RETURN_IF_ERROR(RangeAttribute(driver, data[i], sizes[i], attributes[i], address, count));
     }
     return absl::OkStatus();
   });
@@ -263,3 +190,15 @@ CU_API_TWINS(cuMemPrefetchAsync_v2, _ptsz,
 CU_API_TWINS(cuStreamAttachMemAsync, _ptsz,
              (CUstream stream, CUdeviceptr address, size_t size, unsigned flags), stream, address,
              size, flags);
+CU_API_TWINS(cuMemPrefetchBatchAsync, _ptsz,
+             (CUdeviceptr * addresses, size_t* sizes, size_t count, CUmemLocation* locations,
+              size_t* indices, size_t location_count, unsigned long long flags, CUstream stream),
+             addresses, sizes, count, locations, indices, location_count, flags, stream);
+CU_API_TWINS(cuMemDiscardAndPrefetchBatchAsync, _ptsz,
+             (CUdeviceptr * addresses, size_t* sizes, size_t count, CUmemLocation* locations,
+              size_t* indices, size_t location_count, unsigned long long flags, CUstream stream),
+             addresses, sizes, count, locations, indices, location_count, flags, stream);
+CU_API_TWINS(cuMemDiscardBatchAsync, _ptsz,
+             (CUdeviceptr * addresses, size_t* sizes, size_t count, unsigned long long flags,
+              CUstream stream),
+             addresses, sizes, count, flags, stream);

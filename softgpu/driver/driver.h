@@ -10,10 +10,10 @@
 #include "absl/status/statusor.h"
 
 #include "common/mutex.h"
+#include "protocol/driver_abi/managed_ranges.h"
 #include "softgpu/driver/context.h"
 #include "softgpu/driver/handle_table.h"
 #include "softgpu/driver/host_registry.h"
-#include "softgpu/driver/managed.h"
 #include "softgpu/driver/mem_pool.h"
 #include "softgpu/driver/module.h"
 #include "softgpu/driver/user_object.h"
@@ -64,7 +64,7 @@ class Driver {
 
   DeviceMemory memory;
   HostRegistry registered;
-  ManagedRanges managed;
+  driver_abi::ManagedRanges managed;
   HandleTable<Context, CUcontext> contexts;
   HandleTable<GreenContext, CUgreenCtx> green_contexts;
   HandleTable<ResourceDescription, CUdevResourceDesc> resource_descriptions;

@@ -63,7 +63,8 @@ absl::Status Set(Session& session, Request request, size_t bytes_each,
   }
   RETURN_IF_ERROR(CheckDeviceRange(session, request.dstDevice, bytes));
   request.per_thread = default_stream == DefaultStream::kPerThread;
-  return session.Send(request);
+  RETURN_IF_ERROR(session.Send(request));
+  return SettleShared(session, request.dstDevice, bytes);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Pinned host memory is memory of this process: pinning would serve a card that is here. What the
-// program may ask about it is kept, and which copies may overtake the program is decided by it.
+// Pinned and registered host memory is memory of this process; the card gets memory for it when a
+// kernel needs it (shared_memory.h). What the program may ask about it is kept, and which copies
+// may overtake the program is decided by it.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,6 +22,15 @@ size_t RoundUpToPage(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
+void GiveBack(Session& session, const MemoryRange& range) {
+  if (range.shared) {
+    session.shared().Free(range.begin);
+  } else {
+    session.shared().Unmap(range.begin);
+    munmap(reinterpret_cast<void*>(range.begin), RoundUpToPage(range.bytes));
+  }
+}
+
 absl::Status AllocateHost(Session& session, void** pp, size_t bytesize, unsigned flags) {
   RETURN_IF_ERROR(NotNull(pp, "pp"));
   constexpr unsigned kKnown =
@@ -30,25 +40,39 @@ absl::Status AllocateHost(Session& session, void** pp, size_t bytesize, unsigned
                      absl::StrCat(bytesize, " bytes with flags 0x", absl::Hex(flags)));
   }
   ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
-  const size_t mapped = RoundUpToPage(bytesize);
-  void* memory = mapped < bytesize ? MAP_FAILED
-                                   : mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
-                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    return CudaError(CUDA_ERROR_OUT_OF_MEMORY, absl::StrCat(bytesize, " bytes of host memory"));
+  MemoryRange range{.bytes = bytesize,
+                    .context = context->handle,
+                    .device = context->device,
+                    // All of it is mapped, as unified addressing has it.
+                    .flags = flags | CU_MEMHOSTALLOC_DEVICEMAP,
+                    .ours = true};
+  // At an address that the card can have too, or else anywhere: then it has two.
+  const absl::StatusOr<uintptr_t> shared = session.shared().AllocatePinned(bytesize);
+  if (shared.ok()) {
+    range.begin = *shared;
+    range.shared = true;
+  } else {
+    RETURN_IF_ERROR(session.calls().status());
+    const size_t mapped = RoundUpToPage(bytesize);
+    void* memory = mapped < bytesize ? MAP_FAILED
+                                     : mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      return CudaError(CUDA_ERROR_OUT_OF_MEMORY, absl::StrCat(bytesize, " bytes of host memory"));
+    }
+    range.begin = reinterpret_cast<uintptr_t>(memory);
   }
-  const absl::Status inserted =
-      session.host_memory().Insert({.begin = reinterpret_cast<uintptr_t>(memory),
-                                    .bytes = bytesize,
-                                    .context = context->handle,
-                                    .device = context->device,
-                                    .flags = flags,
-                                    .ours = true});
-  if (!inserted.ok()) {
-    munmap(memory, mapped);
-    return inserted;
+  absl::Status made = session.host_memory().Insert(range);
+  // What asks to be mapped is reachable from kernels by pointers that they find in memory, too.
+  if (made.ok() && (flags & CU_MEMHOSTALLOC_DEVICEMAP) != 0) {
+    made = session.shared().Map(range.begin, range.begin, bytesize).status();
+    if (!made.ok()) session.host_memory().Remove(range.begin);
   }
-  *pp = memory;
+  if (!made.ok()) {
+    GiveBack(session, range);
+    return made;
+  }
+  *pp = reinterpret_cast<void*>(range.begin);
   return absl::OkStatus();
 }
 
@@ -61,6 +85,8 @@ absl::StatusOr<MemoryRange> Withdraw(Session& session, void* p, bool ours, CUres
                                         " begins no such host memory"));
   }
   SettleDeliveries(session, p, range->bytes);
+  // Kernels that still run may write to it. A broken context says so elsewhere.
+  if (session.shared().active()) SynchronizeContext(session).IgnoreError();
   session.host_memory().Remove(range->begin);
   return *range;
 }
@@ -73,6 +99,9 @@ absl::Status Give(void* data, T value) {
   return absl::OkStatus();
 }
 
+// The runtime passes an int that it has not set for what cuda.h calls a boolean.
+absl::Status GiveBoolean(void* data, bool value) { return Give<unsigned>(data, value ? 1 : 0); }
+
 struct PointerFacts {
   std::optional<MemoryRange> device;
   std::optional<MemoryRange> host;
@@ -83,15 +112,16 @@ PointerFacts Look(Session& session, CUdeviceptr ptr) {
   PointerFacts facts{.device = session.device_memory().Find(ptr),
                      .host = session.host_memory().Find(ptr)};
   // Device memory that no call of ours made: a module's variables, what kernels allocate.
-  if (!facts.device.has_value() && session.window().known() && session.window().Contains(ptr)) {
+  if (!facts.device.has_value() && !facts.host.has_value() && session.window().known() &&
+      session.window().Contains(ptr)) {
     facts.device = MemoryRange{.begin = ptr, .bytes = 1, .context = session.current_context()};
   }
   return facts;
 }
 
 // CUDA_ERROR_INVALID_VALUE: this attribute has no value for this pointer.
-absl::Status PointerAttribute(const PointerFacts& facts, CUpointer_attribute attribute,
-                              CUdeviceptr ptr, void* data) {
+absl::Status PointerAttribute(Session& session, const PointerFacts& facts,
+                              CUpointer_attribute attribute, CUdeviceptr ptr, void* data) {
   const std::optional<MemoryRange>& range = facts.range();
   const auto none = [&] {
     return CudaError(
@@ -105,19 +135,23 @@ absl::Status PointerAttribute(const PointerFacts& facts, CUpointer_attribute att
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return Give<unsigned>(data,
                             facts.device.has_value() ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      // Host memory is not mapped on the card.
-      if (!facts.device.has_value()) return none();
-      return Give(data, ptr);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: {
+      if (facts.device.has_value() || facts.host->shared) return Give(data, ptr);
+      // Memory of the program's has another address on the card, from when it is asked for.
+      ASSIGN_OR_RETURN(const CUdeviceptr mapped,
+                       session.shared().Map(ptr, range->begin, range->bytes));
+      return Give(data, mapped);
+    }
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (facts.device.has_value()) return none();
+      if (facts.device.has_value() && !range->managed) return none();
       return Give(data, reinterpret_cast<void*>(ptr));
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return GiveBoolean(data, range->managed);
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-      return Give<bool>(data, false);
+      return GiveBoolean(data, false);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
       // Both tables count for themselves.
@@ -131,7 +165,7 @@ absl::Status PointerAttribute(const PointerFacts& facts, CUpointer_attribute att
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
       return Give<size_t>(data, range->bytes);
     case CU_POINTER_ATTRIBUTE_MAPPED:
-      return Give<bool>(data, facts.device.has_value());
+      return GiveBoolean(data, true);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return Give<unsigned long long>(data, 0);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
@@ -157,7 +191,7 @@ absl::Status NoValue(CUpointer_attribute attribute, void* data) {
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
     case CU_POINTER_ATTRIBUTE_MAPPED:
-      return Give<bool>(data, false);
+      return GiveBoolean(data, false);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       return Give<unsigned>(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE);
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
@@ -187,9 +221,10 @@ CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
 
 CUresult cuMemFreeHost(void* p) {
   return AtCudaEdge("cuMemFreeHost", [&](Session& session) -> absl::Status {
+    if (p == nullptr) return absl::OkStatus();
     ASSIGN_OR_RETURN(const MemoryRange range,
                      Withdraw(session, p, /*ours=*/true, CUDA_ERROR_INVALID_VALUE));
-    munmap(p, RoundUpToPage(range.bytes));
+    GiveBack(session, range);
     return absl::OkStatus();
   });
 }
@@ -218,8 +253,16 @@ CUresult cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
 
 CUresult cuMemHostUnregister(void* p) {
   return AtCudaEdge("cuMemHostUnregister", [&](Session& session) -> absl::Status {
-    return Withdraw(session, p, /*ours=*/false, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED).status();
+    RETURN_IF_ERROR(NotNull(p, "p"));
+    ASSIGN_OR_RETURN(const MemoryRange range,
+                     Withdraw(session, p, /*ours=*/false, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED));
+    session.shared().Unmap(range.begin);
+    return absl::OkStatus();
   });
+}
+
+CUresult cuMemHostRegister(void* p, size_t bytesize, unsigned int Flags) {
+  return api::cuMemHostRegister_v2(p, bytesize, Flags);
 }
 
 CUresult cuMemHostGetFlags(unsigned int* pFlags, void* p) {
@@ -235,19 +278,26 @@ CUresult cuMemHostGetFlags(unsigned int* pFlags, void* p) {
   });
 }
 
-// The card does not see this machine's memory (CAN_MAP_HOST_MEMORY is 0).
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
-  return AtCudaEdge("cuMemHostGetDevicePointer_v2", [&](Session&) -> absl::Status {
+  return AtCudaEdge("cuMemHostGetDevicePointer_v2", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(pdptr, "pdptr"));
-    *pdptr = 0;
-    return CudaError(CUDA_ERROR_NOT_SUPPORTED, "host memory mapped on the card");
+    RETURN_IF_ERROR(NotNull(p, "p"));
+    if (Flags != 0) return CudaError(CUDA_ERROR_INVALID_VALUE, "flags must be 0");
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    const std::optional<MemoryRange> range = session.host_memory().Find(address);
+    if (!range.has_value()) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("0x", absl::Hex(address), " is not pinned host memory"));
+    }
+    ASSIGN_OR_RETURN(*pdptr, session.shared().Map(address, range->begin, range->bytes));
+    return absl::OkStatus();
   });
 }
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
   return AtCudaEdge("cuPointerGetAttribute", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(data, "data"));
-    return PointerAttribute(Look(session, ptr), attribute, ptr, data);
+    return PointerAttribute(session, Look(session, ptr), attribute, ptr, data);
   });
 }
 
@@ -259,7 +309,7 @@ CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute*
     const PointerFacts facts = Look(session, ptr);
     for (unsigned i = 0; i < numAttributes; ++i) {
       RETURN_IF_ERROR(NotNull(data[i], "data[i]"));
-      absl::Status given = PointerAttribute(facts, attributes[i], ptr, data[i]);
+      absl::Status given = PointerAttribute(session, facts, attributes[i], ptr, data[i]);
       // Pointers that nobody knows are no error here: the runtime asks about any.
       if (ToCuResult(given) == CUDA_ERROR_INVALID_VALUE) given = NoValue(attributes[i], data[i]);
       RETURN_IF_ERROR(given);

@@ -136,6 +136,7 @@ absl::Status Launch(Session& session, CUfunction f, const Geometry& geometry, CU
   RETURN_IF_ERROR(CheckGeometry(session, *function, geometry));
   ParameterBytes bytes;
   RETURN_IF_ERROR(PackParameters(*function, params, extra, &bytes));
+  RETURN_IF_ERROR(session.shared().MapReferenced({bytes.data(), bytes.size()}));
   if (attributes.empty()) {
     wire::LaunchKernelRequest request;
     request.function = function->id;

@@ -139,7 +139,30 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library,
     wire::LibraryGetGlobalRequest request{.library = found->id, .name = name};
     wire::LibraryGetGlobalReply reply;
     RETURN_IF_ERROR(session.Call(request, &reply));
-    RememberVariable(session, reply.dptr, reply.bytes);
+    if (reply.managed) {
+      RETURN_IF_ERROR(RememberManagedVariable(session, reply.dptr, reply.bytes, found));
+    } else {
+      RememberVariable(session, reply.dptr, reply.bytes);
+    }
+    if (dptr != nullptr) *dptr = reply.dptr;
+    if (bytes != nullptr) *bytes = reply.bytes;
+    return absl::OkStatus();
+  });
+}
+
+// The runtime asks before there is any context.
+CUresult cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library,
+                             const char* name) {
+  return AtCudaEdge("cuLibraryGetManaged", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(name, "name"));
+    if (dptr == nullptr && bytes == nullptr) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE, "dptr and bytes are null");
+    }
+    ASSIGN_OR_RETURN(const Library* found, session.FindLibrary(library));
+    wire::LibraryGetManagedRequest request{.library = found->id, .name = name};
+    wire::LibraryGetManagedReply reply;
+    RETURN_IF_ERROR(session.Call(request, &reply));
+    RETURN_IF_ERROR(RememberManagedVariable(session, reply.dptr, reply.bytes, found));
     if (dptr != nullptr) *dptr = reply.dptr;
     if (bytes != nullptr) *bytes = reply.bytes;
     return absl::OkStatus();

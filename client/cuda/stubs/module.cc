@@ -198,7 +198,11 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, c
     wire::ModuleGetGlobalV2Request request{.module = module->id, .name = name};
     wire::ModuleGetGlobalV2Reply reply;
     RETURN_IF_ERROR(session.Call(request, &reply));
-    RememberVariable(session, reply.dptr, reply.bytes);
+    if (reply.managed) {
+      RETURN_IF_ERROR(RememberManagedVariable(session, reply.dptr, reply.bytes, module));
+    } else {
+      RememberVariable(session, reply.dptr, reply.bytes);
+    }
     if (dptr != nullptr) *dptr = reply.dptr;
     if (bytes != nullptr) *bytes = reply.bytes;
     return absl::OkStatus();
