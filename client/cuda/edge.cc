@@ -158,6 +158,7 @@ CUresult RefuseCall(const char* name, CUresult refusal) noexcept {
 }
 
 CUresult InitProcess(unsigned flags) noexcept {
+  const NoCancellation whole;
   try {
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     // Looked at before the lock: in the child of a fork somebody may hold it who is not there.

@@ -7,6 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "common/no_cancellation.h"
+
 // The edge between the program and us: what is extern "C" goes through here, so that no exception
 // crosses it, every error is a CUresult, and calls that come too early or too late get CUDA's
 // answers.
@@ -27,6 +29,7 @@ CUresult LeaveEdgeAfterException(const char* name, CUresult result) noexcept;
 // Runs `function`, an absl::Status(Session&), as the body of the entry point `name`.
 template <typename Function>
 CUresult AtCudaEdge(const char* name, Function&& function) noexcept {
+  const NoCancellation whole;
   Session* session = nullptr;
   if (const CUresult result = EnterEdge(&session); result != CUDA_SUCCESS) return result;
   try {

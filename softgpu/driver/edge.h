@@ -12,6 +12,7 @@
 
 #include "common/cuda_error.h"
 #include "common/log.h"
+#include "common/no_cancellation.h"
 #include "common/status_macros.h"
 #include "softgpu/driver/capture.h"
 #include "softgpu/driver/driver.h"
@@ -48,6 +49,7 @@ CUresult EdgeResult(const char* call, const absl::Status& status) noexcept;
 // Runs `body`, which returns a Status, and lets no exception out.
 template <typename Body>
 CUresult AtEdge(const char* call, Body body) noexcept {
+  const NoCancellation whole;
   try {
     const absl::Status status = body();
     if (status.ok()) return CUDA_SUCCESS;

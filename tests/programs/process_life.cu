@@ -1,0 +1,255 @@
+// What processes and threads do at odd moments while they have a session. Usage: process_life CASE.
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+extern char** environ;
+
+__global__ void Add(int* value, int by) { *value += by; }
+
+__global__ void Spin(volatile int* stop) {
+  while (*stop == 0) {
+  }
+}
+
+const char* self = nullptr;
+
+void UseDevice() {
+  int* value = nullptr;
+  CHECK_CUDA(cudaMalloc(&value, sizeof(int)));
+  CHECK_CUDA(cudaMemset(value, 0, sizeof(int)));
+  Add<<<1, 1>>>(value, 3);
+  int copy = 0;
+  CHECK_CUDA(cudaMemcpy(&copy, value, sizeof(int), cudaMemcpyDeviceToHost));
+  EXPECT(copy == 3);
+  CHECK_CUDA(cudaFree(value));
+}
+
+void ExpectExit(pid_t child, int expected) {
+  int status = -1;
+  EXPECT(waitpid(child, &status, 0) == child);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != expected) {
+    std::fprintf(stderr, "the child ended with status 0x%x\n", static_cast<unsigned>(status));
+    std::exit(1);
+  }
+}
+
+// A child that uses no CUDA, one that tries, both with managed memory of the parent's.
+void Fork() {
+  int* small = nullptr;
+  int* large = nullptr;
+  int* pinned = nullptr;
+  CHECK_CUDA(cudaMallocManaged(&small, 4096));
+  CHECK_CUDA(cudaMallocManaged(&large, 8 << 20));
+  CHECK_CUDA(cudaMallocHost(&pinned, 4096));
+  *small = *large = *pinned = 1;
+  Add<<<1, 1>>>(small, 1);
+  Add<<<1, 1>>>(large, 1);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(7);
+  }
+  ExpectExit(child, 7);
+  child = fork();
+  if (child == 0) {
+    alarm(20);
+    // The same answers as ever, at once.
+    int count = 0;
+    EXPECT(cudaGetDeviceCount(&count) != cudaSuccess);
+    EXPECT(cudaDeviceSynchronize() == cudaErrorInitializationError);
+    EXPECT(cudaFree(small) != cudaSuccess);
+    std::exit(8);
+  }
+  ExpectExit(child, 8);
+  Add<<<1, 1>>>(small, 1);
+  Add<<<1, 1>>>(large, 1);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  EXPECT(*small == 3 && *large == 3 && *pinned == 1);
+  UseDevice();
+  std::printf("fork: the parent goes on\n");
+}
+
+// Many forks while other threads use the device.
+void ForkWhileBusy() {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&stop] {
+      int* managed = nullptr;
+      CHECK_CUDA(cudaMallocManaged(&managed, 4 << 20));
+      for (int round = 0; !stop; ++round) {
+        *managed = round;
+        Add<<<1, 1>>>(managed, 1);
+        CHECK_CUDA(cudaDeviceSynchronize());
+        EXPECT(*managed == round + 1);
+      }
+    });
+  }
+  for (int i = 0; i < 30; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      if (cudaDeviceSynchronize() == cudaSuccess) _exit(1);
+      std::exit(0);
+    }
+    ExpectExit(child, 0);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  std::printf("fork while other threads use the device\n");
+}
+
+void Spawn() {
+  UseDevice();
+  char* arguments[] = {const_cast<char*>(self), const_cast<char*>("use"), nullptr};
+  pid_t child = -1;
+  EXPECT(posix_spawn(&child, self, nullptr, nullptr, arguments, environ) == 0);
+  ExpectExit(child, 0);
+  child = vfork();
+  if (child == 0) {
+    execv(self, arguments);
+    _exit(127);
+  }
+  ExpectExit(child, 0);
+  child = vfork();
+  if (child == 0) _exit(9);
+  ExpectExit(child, 9);
+  UseDevice();
+  std::fflush(stdout);
+  EXPECT(std::system("exit 5") >> 8 == 5);
+  std::printf("posix_spawn, vfork, system\n");
+}
+
+// Threads end while they have work, a context, and calls that wait.
+void ThreadsEnd() {
+  for (int i = 0; i < 20; ++i) {
+    std::thread([] {
+      int* value = nullptr;
+      CHECK_CUDA(cudaMallocManaged(&value, 4096));
+      Add<<<1, 1>>>(value, 1);
+    }).detach();
+  }
+  // Cancelled in the middle of whatever they are doing: it happens where they do not wait for us.
+  for (int i = 0; i < 20; ++i) {
+    pthread_t thread;
+    EXPECT(pthread_create(
+               &thread, nullptr,
+               [](void*) -> void* {
+                 for (;;) {
+                   (void)cudaDeviceSynchronize();
+                   pthread_testcancel();
+                 }
+               },
+               nullptr) == 0);
+    usleep(2000);
+    EXPECT(pthread_cancel(thread) == 0);
+    void* result = nullptr;
+    EXPECT(pthread_join(thread, &result) == 0);
+    EXPECT(result == PTHREAD_CANCELED);
+  }
+  std::thread([] {
+    UseDevice();
+    pthread_exit(nullptr);
+  }).join();
+  UseDevice();
+  std::printf("threads end and are cancelled\n");
+}
+
+void ExitFromHostFunction() {
+  UseDevice();
+  std::printf("exit from a host function\n");
+  CHECK_CUDA(cudaLaunchHostFunc(
+      nullptr, [](void*) { std::exit(6); }, nullptr));
+  CHECK_CUDA(cudaDeviceSynchronize());
+  pause();
+}
+
+void UseAtExit() {
+  UseDevice();
+  std::atexit([] {
+    UseDevice();
+    std::printf("the device is used in atexit\n");
+  });
+}
+
+void ExitInAtexit() {
+  UseDevice();
+  std::atexit([] {
+    std::printf("exit in atexit\n");
+    std::fflush(stdout);
+    (void)cudaDeviceSynchronize();
+    std::exit(4);
+  });
+}
+
+// Interrupted in a wait that would not end by itself; how, is the argument's.
+void Interrupt(const char* how) {
+  int* stop = nullptr;
+  CHECK_CUDA(cudaMalloc(&stop, sizeof(int)));
+  CHECK_CUDA(cudaMemset(stop, 0, sizeof(int)));
+  struct sigaction action;
+  std::memset(&action, 0, sizeof(action));
+  if (std::strcmp(how, "exit") == 0) {
+    action.sa_handler = [](int) { std::exit(3); };
+  } else if (std::strcmp(how, "_exit") == 0) {
+    action.sa_handler = [](int) { _exit(3); };
+  } else {
+    action.sa_handler = SIG_DFL;
+  }
+  EXPECT(sigaction(SIGINT, &action, nullptr) == 0);
+  std::printf("interrupted\n");
+  std::fflush(stdout);
+  Spin<<<1, 1>>>(stop);
+  CHECK_CUDA(cudaStreamQuery(nullptr) == cudaErrorNotReady ? cudaSuccess : cudaErrorUnknown);
+  const pid_t parent = getpid();
+  std::thread([parent] {
+    usleep(300000);
+    kill(parent, SIGINT);
+  }).detach();
+  // The thread may not take the signal instead.
+  (void)cudaDeviceSynchronize();
+}
+
+int main(int argc, char** argv) {
+  self = argv[0];
+  const std::string which = argc > 1 ? argv[1] : "";
+  alarm(60);
+  if (which == "fork")
+    Fork();
+  else if (which == "fork_while_busy")
+    ForkWhileBusy();
+  else if (which == "spawn")
+    Spawn();
+  else if (which == "threads")
+    ThreadsEnd();
+  else if (which == "exit_from_host_function")
+    ExitFromHostFunction();
+  else if (which == "use_at_exit")
+    UseAtExit();
+  else if (which == "exit_in_atexit")
+    ExitInAtexit();
+  else if (which == "interrupt")
+    Interrupt("");
+  else if (which == "interrupt_exit")
+    Interrupt("exit");
+  else if (which == "interrupt__exit")
+    Interrupt("_exit");
+  else if (which == "use")
+    UseDevice();
+  else
+    return 2;
+  return 0;
+}
