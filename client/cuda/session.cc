@@ -1,20 +1,36 @@
 #include "client/cuda/session.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "client/cuda/driver_limits.h"
 #include "client/cuda/functions.h"
+#include "common/fd.h"
 #include "common/log.h"
 
 namespace fargpu::client {
 namespace {
 
-// What a kernel prints goes where the program's own output goes, in the order of its calls.
+// What a kernel prints goes where the program's own output goes, in the order of its calls. The
+// thread that has locked stdout may be printing managed memory, which waits for a reply that this
+// thread would have to take: after a while it is done without the lock.
 void PrintToStdout(absl::Span<const char> text) {
+  constexpr absl::Duration kLongestWait = absl::Seconds(1);
+  const absl::Time deadline = absl::Now() + kLongestWait;
+  while (ftrylockfile(stdout) != 0) {
+    if (absl::Now() > deadline) {
+      WriteFully(STDOUT_FILENO, text, deadline + kLongestWait).IgnoreError();
+      return;
+    }
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   std::fwrite(text.data(), 1, text.size(), stdout);
+  funlockfile(stdout);
 }
 
 absl::Status BadHandle(const char* what, const void* handle) {
@@ -81,10 +97,8 @@ Session::Session(SessionParts parts, std::unique_ptr<HandleArena> arena, Address
       calls_(std::move(parts.connection), parts.link_options, &PrintToStdout) {
   calls_.CountRoundTrip();  // the handshake
   // Host functions see what the work before them has written, and work after them what they wrote.
-  calls_.host_functions().SetAround([this] { AfterWait(0).IgnoreError(); },
-                                    [this] {
-                                      if (shared_.active()) shared_.BeforeWork().IgnoreError();
-                                    });
+  calls_.host_functions().SetAround([this] { shared_.BeforeHostFunction(); },
+                                    [this] { shared_.AfterHostFunction(); });
 }
 
 Session::~Session() = default;

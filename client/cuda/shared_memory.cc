@@ -9,6 +9,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "client/cuda/session.h"
 #include "common/fd.h"
@@ -70,8 +71,10 @@ class SharedMemory::Writer {
             .status();
     request_ = {};
     bytes_.clear();
+    ++sent_;
     return sent;
   }
+  uint64_t sent() const { return sent_; }
 
  private:
   static constexpr size_t kMostBytes = 1 << 20;
@@ -80,6 +83,7 @@ class SharedMemory::Writer {
   wire::CallHeader header_;
   wire::SharedWriteRequest request_;
   std::vector<char> bytes_;
+  uint64_t sent_ = 0;
 };
 
 SharedMemory::SharedMemory(Session* session) : session_(*session) {}
@@ -456,7 +460,48 @@ absl::Status SharedMemory::Flush() {
       RETURN_IF_ERROR(status);
     }
   }
-  return writer.Send();
+  RETURN_IF_ERROR(writer.Send());
+  writes_ += writer.sent();
+  return absl::OkStatus();
+}
+
+void SharedMemory::BeforeHostFunction() {
+  if (!active()) return;
+  {
+    MutexLock lock(&mutex_);
+    seen_.erase(0);
+  }
+  AfterWait(0).IgnoreError();  // a session that is over says so elsewhere
+}
+
+// The worker lets the stream go on as soon as it hears of it, not in the order of calls, so what
+// the function wrote must be there before. It is asked for in vain where the dispatcher itself
+// waits for the stream: then nothing is to be gained by waiting on.
+void SharedMemory::AfterHostFunction() {
+  if (!active()) return;
+  constexpr absl::Duration kLongestWait = absl::Seconds(1);
+  wire::CallHeader header;
+  {
+    MutexLock lock(&mutex_);
+    const uint64_t before = writes_;
+    ++work_;
+    if (!Flush().ok() || writes_ == before) return;
+    for (const auto& entry : by_device_) {
+      if (entry.second->context_id.value != 0) header.context = entry.second->context_id;
+    }
+  }
+  header.thread = CurrentThread().number;
+  auto pending = std::make_unique<PendingReply>();
+  CallStream& calls = session_.calls();
+  if (!calls.Send(header, wire::MemGetInfoV2Request{}, pending.get()).ok()) return;
+  calls.Flush().IgnoreError();
+  const absl::Time deadline = absl::Now() + kLongestWait;
+  while (!pending->done.load() && absl::Now() < deadline && calls.status().ok()) {
+    absl::SleepFor(absl::Microseconds(50));
+  }
+  if (pending->done.load()) return;
+  FARGPU_LOG(kWarning, "what a host function wrote to managed memory may be late");
+  calls.Abandon(std::move(pending));
 }
 
 absl::Status SharedMemory::BeforeWork() {

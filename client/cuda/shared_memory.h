@@ -99,6 +99,11 @@ class SharedMemory {
   // in between, brings nothing.
   absl::Status AfterWait(uint64_t key);
 
+  // Around a host function of the program, on the thread that runs it: it sees what the work before
+  // it has written, and the work after it what it wrote.
+  void BeforeHostFunction();
+  void AfterHostFunction();
+
   void PrepareFork() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_.Lock(); }
   void ParentAfterFork() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_.Unlock(); }
   void AbandonAfterFork();
@@ -158,6 +163,7 @@ class SharedMemory {
   size_t compared_bytes_ ABSL_GUARDED_BY(mutex_) =
       0;  // regions of managed memory that are compared
   uint64_t work_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t writes_ ABSL_GUARDED_BY(mutex_) = 0;                           // messages
   absl::flat_hash_map<uint64_t, uint64_t> seen_ ABSL_GUARDED_BY(mutex_);  // key -> work_ then
   std::unique_ptr<PageFaults> faults_ ABSL_GUARDED_BY(mutex_);  // from the first lazy region on
 };

@@ -67,8 +67,6 @@ void Fork() {
   if (child == 0) {
     alarm(20);
     // The same answers as ever, at once.
-    int count = 0;
-    EXPECT(cudaGetDeviceCount(&count) != cudaSuccess);
     EXPECT(cudaDeviceSynchronize() == cudaErrorInitializationError);
     EXPECT(cudaFree(small) != cudaSuccess);
     std::exit(8);
@@ -82,7 +80,8 @@ void Fork() {
   std::printf("fork: the parent goes on\n");
 }
 
-// Many forks while other threads use the device.
+// Many forks while other threads use the device. The children use no CUDA: the runtime may have
+// been forked inside of a lock of its own.
 void ForkWhileBusy() {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
@@ -102,8 +101,8 @@ void ForkWhileBusy() {
     const pid_t child = fork();
     if (child == 0) {
       alarm(20);
-      if (cudaDeviceSynchronize() == cudaSuccess) _exit(1);
-      std::exit(0);
+      std::vector<int> own(100000, 1);
+      _exit(own.back() - 1);
     }
     ExpectExit(child, 0);
   }
@@ -173,7 +172,8 @@ void ExitFromHostFunction() {
   std::printf("exit from a host function\n");
   CHECK_CUDA(cudaLaunchHostFunc(
       nullptr, [](void*) { std::exit(6); }, nullptr));
-  CHECK_CUDA(cudaDeviceSynchronize());
+  // It may be told of the end, or not get that far.
+  (void)cudaDeviceSynchronize();
   pause();
 }
 
