@@ -157,9 +157,9 @@ int main() {
   char host[64] = {};
   EXPECT_CUDA_ERROR(cudaMemcpy2D(buffers[0].memory, 16, host, 32, 32, 2, cudaMemcpyHostToDevice),
                     cudaErrorInvalidPitchValue);
-  EXPECT_CUDA_ERROR(
-      cudaMemcpy2D(buffers[0].memory + kBytes - 8, 32, host, 32, 32, 1, cudaMemcpyHostToDevice),
-      cudaErrorInvalidValue);
+  EXPECT_CUDA_ERROR(cudaMemcpy2D(buffers[0].memory + kBytes - 8, 32, host, 32, 32, 1,
+                                 cudaMemcpyHostToDevice),
+                    cudaErrorInvalidValue);
   CHECK_CUDA(cudaMemcpy2D(buffers[0].memory, 16, host, 32, 0, 2, cudaMemcpyHostToDevice));
   CHECK_CUDA(cudaStreamDestroy(stream));
   CHECK_CUDA(cudaFreeHost(buffers[2].memory));

@@ -43,11 +43,11 @@ void ChangeBuffers() {
   }
   for (int round = 0; round < kRounds; ++round) {
     for (int s = 0; s < 2; ++s) {
-      CHECK_CUDA(
-          cudaMemcpyAsync(device[s], buffers[s].host, kBytes, cudaMemcpyHostToDevice, streams[s]));
+      CHECK_CUDA(cudaMemcpyAsync(device[s], buffers[s].host, kBytes, cudaMemcpyHostToDevice,
+                                 streams[s]));
       Double<<<(kCount + 127) / 128, 128, 0, streams[s]>>>(device[s], kCount);
-      CHECK_CUDA(
-          cudaMemcpyAsync(buffers[s].host, device[s], kBytes, cudaMemcpyDeviceToHost, streams[s]));
+      CHECK_CUDA(cudaMemcpyAsync(buffers[s].host, device[s], kBytes, cudaMemcpyDeviceToHost,
+                                 streams[s]));
       CHECK_CUDA(cudaLaunchHostFunc(streams[s], AddOne, &buffers[s]));
     }
     for (int& value : expected) value = (value * 2 + 1) % 1000003;

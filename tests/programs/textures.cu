@@ -1,6 +1,6 @@
-// Arrays, textures and surfaces: arrays are filled and read back in pieces, kernels read textures
-// of arrays, of plain memory and of mipmap levels, and write surfaces. What is read is exact:
-// points, or a linear filter halfway between texels.
+// Arrays, textures and surfaces: arrays are filled and read back in pieces, kernels read textures of
+// arrays, of plain memory and of mipmap levels, and write surfaces. What is read is exact: points,
+// or a linear filter halfway between texels.
 #include <vector>
 
 #include "check.h"
@@ -35,7 +35,8 @@ __global__ void ReadLinear(cudaTextureObject_t texture, float4* out, int count) 
 
 __global__ void ReadLevel(cudaTextureObject_t texture, float* out, int width, float level) {
   const int x = threadIdx.x, y = threadIdx.y;
-  out[y * width + x] = tex2DLod<float>(texture, (x + 0.5f) / width, (y + 0.5f) / width, level);
+  out[y * width + x] =
+      tex2DLod<float>(texture, (x + 0.5f) / width, (y + 0.5f) / width, level);
 }
 
 __global__ void WriteSurface(cudaSurfaceObject_t surface) {
@@ -228,8 +229,8 @@ void Surfaces() {
   cudaArray_t array = nullptr;
   CHECK_CUDA(cudaMallocArray(&array, &format, kWidth, kHeight, cudaArraySurfaceLoadStore));
   constexpr size_t kRow = kWidth * sizeof(int);
-  CHECK_CUDA(
-      cudaMemcpy2DToArray(array, 0, 0, values.data(), kRow, kRow, kHeight, cudaMemcpyHostToDevice));
+  CHECK_CUDA(cudaMemcpy2DToArray(array, 0, 0, values.data(), kRow, kRow, kHeight,
+                                 cudaMemcpyHostToDevice));
   const cudaResourceDesc resource = ResourceOf(array);
   cudaSurfaceObject_t surface = 0;
   CHECK_CUDA(cudaCreateSurfaceObject(&surface, &resource));
@@ -242,10 +243,10 @@ void Surfaces() {
   // From one array to another, on the card.
   cudaArray_t copy = nullptr;
   CHECK_CUDA(cudaMallocArray(&copy, &format, kWidth, kHeight));
-  CHECK_CUDA(
-      cudaMemcpy2DArrayToArray(copy, 0, 0, array, 0, 0, kRow, kHeight, cudaMemcpyDeviceToDevice));
-  CHECK_CUDA(
-      cudaMemcpyFromArray(result.data(), copy, 0, 0, kRow * kHeight, cudaMemcpyDeviceToHost));
+  CHECK_CUDA(cudaMemcpy2DArrayToArray(copy, 0, 0, array, 0, 0, kRow, kHeight,
+                                      cudaMemcpyDeviceToDevice));
+  CHECK_CUDA(cudaMemcpyFromArray(result.data(), copy, 0, 0, kRow * kHeight,
+                                 cudaMemcpyDeviceToHost));
   ExpectEqual("copied array", result.data(), expected.data(), expected.size());
   CHECK_CUDA(cudaDestroySurfaceObject(surface));
   CHECK_CUDA(cudaFreeArray(array));
