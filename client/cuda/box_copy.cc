@@ -61,7 +61,6 @@ absl::StatusOr<Place> PlaceSide(Session& session, const BoxSide& side,
   switch (side.type) {
     case CU_MEMORYTYPE_HOST:
       place.address = reinterpret_cast<uint64_t>(side.host);
-      if (session.IsManaged(place.address)) place.kind = Place::Kind::kDevice;
       break;
     case CU_MEMORYTYPE_DEVICE:
       place.address = side.device;
@@ -75,6 +74,13 @@ absl::StatusOr<Place> PlaceSide(Session& session, const BoxSide& side,
       return PlaceInArray(session, side, shape);
     default:
       return Invalid(absl::StrCat("memory type ", static_cast<int>(side.type)));
+  }
+  // Host memory that the card has too is copied by the card, see SharedMemory::OnCard().
+  if (place.kind == Place::Kind::kHost && place.address != 0) {
+    if (const CUdeviceptr on_card = session.shared().OnCard(place.address, 1)) {
+      place.address = on_card;
+      place.kind = Place::Kind::kDevice;
+    }
   }
   place.pitch = side.pitch == 0 ? shape.width : side.pitch;
   place.slice = place.pitch * (side.rows == 0 ? shape.height : side.rows);

@@ -27,10 +27,9 @@ absl::Status CheckHostPointer(const void* memory) {
   return CudaError(CUDA_ERROR_INVALID_VALUE, "the host pointer is null");
 }
 
-// A host pointer that is managed memory: then the card copies, which has the current bytes.
-CUdeviceptr Managed(Session& session, const void* host) {
-  const auto address = reinterpret_cast<CUdeviceptr>(host);
-  return session.IsManaged(address) ? address : 0;
+// Host memory that the card has too: then the card copies, see OnCard().
+CUdeviceptr OnCard(Session& session, const void* host, size_t bytes) {
+  return session.shared().OnCard(reinterpret_cast<uintptr_t>(host), bytes);
 }
 
 }  // namespace
@@ -91,8 +90,8 @@ absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t byte
 
 absl::Status CopyHostToDevice(Session& session, CUdeviceptr to, const void* from, size_t bytes,
                               DefaultStream default_stream) {
-  if (const CUdeviceptr managed = Managed(session, from)) {
-    return CopyDeviceToDevice(session, to, managed, bytes, default_stream);
+  if (const CUdeviceptr on_card = OnCard(session, from, bytes)) {
+    return CopyDeviceToDevice(session, to, on_card, bytes, default_stream);
   }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
@@ -110,8 +109,8 @@ absl::Status CopyHostToDevice(Session& session, CUdeviceptr to, const void* from
 
 absl::Status CopyDeviceToHost(Session& session, void* to, CUdeviceptr from, size_t bytes,
                               DefaultStream default_stream) {
-  if (const CUdeviceptr managed = Managed(session, to)) {
-    return CopyDeviceToDevice(session, managed, from, bytes, default_stream);
+  if (const CUdeviceptr on_card = OnCard(session, to, bytes)) {
+    return CopyDeviceToDevice(session, on_card, from, bytes, default_stream);
   }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
@@ -161,8 +160,8 @@ absl::Status CopyDeviceToDevice(Session& session, CUdeviceptr to, CUdeviceptr fr
 
 absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void* from, size_t bytes,
                                    wire::StreamId stream) {
-  if (const CUdeviceptr managed = Managed(session, from)) {
-    return CopyDeviceToDeviceAsync(session, to, managed, bytes, stream);
+  if (const CUdeviceptr on_card = OnCard(session, from, bytes)) {
+    return CopyDeviceToDeviceAsync(session, to, on_card, bytes, stream);
   }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
@@ -178,8 +177,8 @@ absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void*
 
 absl::Status CopyDeviceToHostAsync(Session& session, void* to, CUdeviceptr from, size_t bytes,
                                    wire::StreamId stream) {
-  if (const CUdeviceptr managed = Managed(session, to)) {
-    return CopyDeviceToDeviceAsync(session, managed, from, bytes, stream);
+  if (const CUdeviceptr on_card = OnCard(session, to, bytes)) {
+    return CopyDeviceToDeviceAsync(session, on_card, from, bytes, stream);
   }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();

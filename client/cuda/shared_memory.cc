@@ -130,6 +130,24 @@ bool SharedMemory::Holds(CUdeviceptr address, size_t bytes) const {
   return FindDevice(address) != nullptr || FindDevice(address + bytes - 1) != nullptr;
 }
 
+CUdeviceptr SharedMemory::OnCard(uintptr_t host, size_t bytes) const {
+  if (!active()) return 0;
+  MutexLock lock(&mutex_);
+  const Region* region = FindHost(host);
+  if (region == nullptr || bytes > region->bytes - (host - region->host)) return 0;
+  const size_t offset = host - region->host;
+  if (region->kind != Kind::kManaged && region->kind != Kind::kVariable) {
+    auto extent = region->extents.upper_bound(offset);
+    if (extent == region->extents.begin()) return 0;
+    --extent;
+    if (offset - extent->first >= extent->second ||
+        bytes > extent->second - (offset - extent->first)) {
+      return 0;
+    }
+  }
+  return region->device + offset;
+}
+
 void SharedMemory::Add(std::unique_ptr<Region> region) {
   by_host_[region->host] = std::move(region);
 }

@@ -91,6 +91,9 @@ class SharedMemory {
 
   // Is any of this, as the card sees it, shared memory?
   bool Holds(CUdeviceptr address, size_t bytes) const;
+  // Where the card has this host memory, if kernels can reach all of it; else 0. Copies out of such
+  // memory and into it are the card's: in the order of a stream it is the card that has the bytes.
+  CUdeviceptr OnCard(uintptr_t host, size_t bytes) const;
   bool active() const { return active_.load(std::memory_order_acquire); }
 
   // Brings what the host has written to the card. Before every call that MayTouchMemory().

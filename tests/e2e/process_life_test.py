@@ -11,6 +11,7 @@ CASES = {
     'fork_while_busy': 0,
     'spawn': 0,
     'threads': 0,
+    'dlopen': 0,
     'exit_from_host_function': 6,
     'use_at_exit': 0,
     'exit_in_atexit': 4,

@@ -42,6 +42,17 @@ void Check(const char* what, int* host, int* device, int count) {
   Add<<<(count + 255) / 256, 256, 0, stream>>>(device, count, 1);
   CHECK_CUDA(cudaStreamSynchronize(stream));
   for (int i = 0; i < count; ++i) EXPECT(host[i] == 8);
+  // In the order of the stream, without waiting: kernel, copy out of the memory, copy into it,
+  // kernel.
+  Add<<<(count + 255) / 256, 256, 0, stream>>>(device, count, 4);
+  CHECK_CUDA(
+      cudaMemcpyAsync(copy, host, sizeof(int) * values.size(), cudaMemcpyHostToDevice, stream));
+  Add<<<(count + 255) / 256, 256, 0, stream>>>(copy, count, 20);
+  CHECK_CUDA(
+      cudaMemcpyAsync(host, copy, sizeof(int) * values.size(), cudaMemcpyDeviceToHost, stream));
+  Add<<<(count + 255) / 256, 256, 0, stream>>>(device, count, 100);
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  for (int i = 0; i < count; ++i) EXPECT(host[i] == 132);
   CHECK_CUDA(cudaFree(copy));
   CHECK_CUDA(cudaEventDestroy(event));
   CHECK_CUDA(cudaStreamDestroy(stream));

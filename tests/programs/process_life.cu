@@ -1,4 +1,5 @@
 // What processes and threads do at odd moments while they have a session. Usage: process_life CASE.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -223,6 +224,24 @@ void Interrupt(const char* how) {
   (void)cudaDeviceSynchronize();
 }
 
+// The driver library by hand, as programs do that also run where there is none.
+void Dlopen() {
+  for (int i = 0; i < 3; ++i) {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    EXPECT(library != nullptr);
+    const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(library, "cuInit"));
+    const auto get_count = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDeviceGetCount"));
+    EXPECT(init != nullptr && get_count != nullptr);
+    EXPECT(init(0) == 0);
+    int count = 0;
+    EXPECT(get_count(&count) == 0 && count == 1);
+    if (i == 1) UseDevice();
+    EXPECT(dlclose(library) == 0);
+  }
+  UseDevice();
+  std::printf("dlopen and dlclose\n");
+}
+
 int main(int argc, char** argv) {
   self = argv[0];
   const std::string which = argc > 1 ? argv[1] : "";
@@ -237,6 +256,8 @@ int main(int argc, char** argv) {
     ThreadsEnd();
   else if (which == "exit_from_host_function")
     ExitFromHostFunction();
+  else if (which == "dlopen")
+    Dlopen();
   else if (which == "use_at_exit")
     UseAtExit();
   else if (which == "exit_in_atexit")

@@ -27,6 +27,10 @@ absl::Status CopyUnified(Session& session, CUdeviceptr to, CUdeviceptr from, siz
   RETURN_IF_ERROR(NotNull(AsHost(to), "dst"));
   RETURN_IF_ERROR(NotNull(AsHost(from), "src"));
   SettleDeliveries(session, AsHost(from), bytes);
+  // What kernels are still to write there comes first.
+  if (session.shared().OnCard(to, bytes) + session.shared().OnCard(from, bytes) != 0) {
+    RETURN_IF_ERROR(SynchronizeContext(session));
+  }
   std::memmove(AsHost(to), AsHost(from), bytes);
   return absl::OkStatus();
 }
