@@ -1,6 +1,8 @@
-// battery SITUATION [FUNCTION...]: calls every entry point of the driver in every case and prints
-// one line "function case CUresult" each. What it prints on the software device and through FarGPU
-// must be the same. A case that crashes or hangs ends only its function, and says so.
+// battery names FILE: asks cuGetProcAddress for every public name of cuda.h, and for those in FILE,
+// and prints "name CUresult status". battery SITUATION [FUNCTION...]: calls every entry point of
+// the driver in every case and prints one line "function case CUresult" each. What it prints on the
+// software device and through FarGPU must be the same. A case that crashes or hangs ends only its
+// function, and says so.
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -8,6 +10,8 @@
 
 #include <atomic>
 #include <cstdio>
+#include <fstream>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -81,7 +85,37 @@ bool Chosen(const Row& row, int count, char** names) {
   std::exit(0);
 }
 
+void AskFor(const std::string& name) {
+  void* function = nullptr;
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+  // A version that is later than all of them.
+  const CUresult result = CALL(cuGetProcAddress_v2)(name.c_str(), &function, 99000,
+                                                    CU_GET_PROC_ADDRESS_DEFAULT, &status);
+  std::printf("%s %d %d%s\n", name.c_str(), static_cast<int>(result), static_cast<int>(status),
+              (result == CUDA_SUCCESS) == (function != nullptr) ? "" : " with a wrong pointer");
+}
+
+int AskForNames(const char* path) {
+  std::set<std::string> names;
+  for (const Row& row : Rows()) {
+    const std::string symbol = row.function;
+    const size_t version = symbol.rfind("_v");
+    names.insert(symbol.substr(0, version));
+  }
+  std::ifstream file(path);
+  if (!file) {
+    std::fprintf(stderr, "%s cannot be read\n", path);
+    return 2;
+  }
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') names.insert(line);
+  }
+  for (const std::string& name : names) AskFor(name);
+  return 0;
+}
+
 int Main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "names") return AskForNames(argv[2]);
   const Situation* situation = nullptr;
   for (const auto& [name, value] : kSituations) {
     if (argc > 1 && std::string(argv[1]) == name) situation = &value;
