@@ -26,7 +26,7 @@ inline constexpr uint16_t kWireVersionMax = 1;
 // ignores bits that it does not know.
 enum Feature : uint64_t {
   kFeatureDeliveries = 1 << 0,  // bytes of asynchronous device-to-host copies come in frames
-};
+};                              // 1 << 1 is kFeatureLook of lease_view.h
 
 // Bits of Hello::transports and Welcome::transport.
 enum Transport : uint32_t {

@@ -67,6 +67,7 @@ for program in "${programs[@]}"; do
   place 755 '$ORIGIN/../lib' "$tree/bin/$program" "$base/bin/$program"
 done
 place 644 '$ORIGIN/../..' "$tree/client/libcuda.so.1" "$base/lib/fargpu/client/libcuda.so.1"
+place 644 '$ORIGIN/../..' "$tree/client/libnvidia-ml.so.1" "$base/lib/fargpu/client/libnvidia-ml.so.1"
 
 # UCX is loaded at run time, and loads its transports from the folder ucx/ beside itself.
 ucx="$(dirname "$(ldconfig -p | sed -n 's/.*libucp\.so\.0 .* => //p' | head -1)")"

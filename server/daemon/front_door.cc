@@ -120,6 +120,35 @@ void FrontDoor::ReportTurnedAway(const std::string& name, absl::string_view why)
   FARGPU_LOG(kWarning, "turned away ", name, ": ", why);
 }
 
+LeaseView FrontDoor::ViewOf(const Lease& lease) const {
+  LeaseView view;
+  view.cores_percent = lease.cores_percent;
+  view.devices = leases_->DevicesOf(lease);
+  for (DeviceInfo& device : view.devices) {
+    device.total_memory_bytes = lease.ledger->limit_bytes();
+  }
+  view.used_bytes.resize(view.devices.size());
+  // One reading of the ledger, so that the parts add up to the whole.
+  const std::vector<memory::LeaseLedger::Use> uses = lease.ledger->Sessions();
+  for (const memory::LeaseLedger::Use& use : uses) {
+    // A worker that died a moment ago stands there until it is swept.
+    if (!memory::IsAlive(use.process)) continue;
+    for (size_t i = 0; i < view.devices.size(); ++i) view.used_bytes[i] += use.charged_bytes[i];
+  }
+  for (WorkerPool::SessionOf& session : workers_->Sessions(lease.id)) {
+    LeaseProcess process;
+    process.pid = session.client_pid;
+    process.program = std::move(session.program);
+    process.used_bytes.resize(view.devices.size());
+    for (const memory::LeaseLedger::Use& use : uses) {
+      if (use.process.pid == session.worker_pid) process.used_bytes = use.charged_bytes;
+    }
+    process.used_bytes.resize(view.devices.size());
+    view.processes.push_back(std::move(process));
+  }
+  return view;
+}
+
 absl::Status FrontDoor::Serve(UniqueFd socket, Stranger stranger) {
   const absl::Time deadline = absl::Now() + options_.handshake_limit;
   absl::StatusOr<std::unique_ptr<transport::ControlChannel>> accepted = transport::AcceptChannel(
@@ -143,6 +172,12 @@ absl::Status FrontDoor::Serve(UniqueFd socket, Stranger stranger) {
   ASSIGN_OR_RETURN(const std::string bytes, channel->Receive(deadline));
   Hello hello;
   RETURN_IF_ERROR(wire::DecodeMessage(absl::MakeConstSpan(bytes.data(), bytes.size()), &hello));
+
+  if ((hello.features & kFeatureLook) != 0) {
+    std::vector<char> view;
+    wire::EncodeMessage(ViewOf(*lease), &view);
+    return channel->Send(absl::string_view(view.data(), view.size()), deadline);
+  }
 
   const absl::Time session_deadline = absl::Now() + options_.session_limit;
   const absl::Status started = workers_->StartSession(lease, hello, &channel, session_deadline);

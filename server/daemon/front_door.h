@@ -13,6 +13,7 @@
 
 #include "common/fd.h"
 #include "common/mutex.h"
+#include "protocol/lease_view.h"
 #include "server/daemon/lease_table.h"
 #include "server/daemon/worker_pool.h"
 #include "transport/control/endpoint.h"
@@ -49,6 +50,7 @@ class FrontDoor {
   // A second descriptor of a guest's socket, by which it can be put out.
   using Stranger = std::shared_ptr<const UniqueFd>;
   absl::Status Serve(UniqueFd socket, Stranger stranger);
+  LeaseView ViewOf(const Lease& lease) const;
   // One log line, unless strangers come by the hundred: then one now and then that counts them.
   void ReportTurnedAway(const std::string& name, absl::string_view why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

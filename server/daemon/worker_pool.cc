@@ -220,6 +220,8 @@ void WorkerPool::TakeMessage(Worker* worker, WorkerMessage message) {
       LeaseId lease;
       lease.bytes = message.lease;
       worker->lease = lease;
+      worker->client_pid = message.client_pid;
+      worker->program = message.program;
       if (!worker->adopted) return;
       if (leases_->Find(lease) == nullptr) {
         End(worker, "its lease is not held any more");
@@ -349,6 +351,8 @@ absl::Status WorkerPool::StartSession(std::shared_ptr<const Lease> lease, const 
   worker->state = State::kBusy;
   worker->since = absl::Now();
   worker->lease = lease->id;
+  worker->client_pid = hello.pid;
+  worker->program = hello.program;
   const int descriptors[] = {lease->ledger->fd(), (*channel)->fd()};
   absl::Status sent = worker->socket != nullptr
                           ? worker->socket->SendMessage(start, descriptors)
@@ -380,6 +384,17 @@ absl::Status WorkerPool::StartSession(std::shared_ptr<const Lease> lease, const 
   if (!told.ok()) End(worker, "the client left while its session was opened");
   Wake();
   return told;
+}
+
+std::vector<WorkerPool::SessionOf> WorkerPool::Sessions(const LeaseId& lease) {
+  MutexLock lock(&mutex_);
+  std::vector<SessionOf> sessions;
+  for (const Worker& worker : workers_) {
+    if (worker.state != State::kBusy || worker.gone || !(worker.lease == lease)) continue;
+    sessions.push_back(
+        {.worker_pid = worker.pid, .client_pid = worker.client_pid, .program = worker.program});
+  }
+  return sessions;
 }
 
 void WorkerPool::EndLease(const Lease& lease, const std::string& why) {

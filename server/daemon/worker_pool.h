@@ -64,6 +64,14 @@ class WorkerPool {
                             std::unique_ptr<transport::ControlChannel>* channel,
                             absl::Time deadline);
 
+  // Who has a session on the lease.
+  struct SessionOf {
+    uint32_t worker_pid = 0;
+    uint32_t client_pid = 0;
+    std::string program;
+  };
+  std::vector<SessionOf> Sessions(const LeaseId& lease);
+
   // Ends all sessions of a lease, also those that have not announced themselves yet.
   void EndLease(const Lease& lease, const std::string& why);
 
@@ -82,6 +90,8 @@ class WorkerPool {
     bool adopted = false;
     absl::Time since;  // of the state
     LeaseId lease;     // when busy
+    uint32_t client_pid = 0;
+    std::string program;  // the client's
     // The client's, kept open for as long as the worker lives.
     std::unique_ptr<transport::ControlChannel> channel;
     bool welcomed = false;  // `welcome` has arrived
