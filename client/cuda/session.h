@@ -209,11 +209,6 @@ class Session {
 
   // Is this address the card's: inside the window, or known as device memory?
   bool IsDeviceAddress(uintptr_t address) const;
-  // Is it managed memory, or a managed variable?
-  bool IsManaged(uintptr_t address) const {
-    const std::optional<MemoryRange> range = device_memory_.Find(address);
-    return range.has_value() && range->managed;
-  }
 
   void SayGoodbye();
   void PrepareFork() { shared_.PrepareFork(); }

@@ -192,6 +192,8 @@ void ManagedRanges::Split(uint64_t address) {
 
 void ManagedRanges::Add(uint64_t address, uint64_t size) {
   MutexLock lock(&mutex_);
+  // A context that ended took its memory along and said nothing.
+  ranges_.erase(ranges_.lower_bound(address), ranges_.lower_bound(address + size));
   ranges_[address] = {.size = size, .facts = {}};
 }
 

@@ -315,5 +315,42 @@ TEST_F(MemoryTest, AdviceIsRemembered) {
             cuMemRangeGetAttribute(&value, 3, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, memory, 8192));
 }
 
+TEST_F(MemoryTest, BatchesOfRangesArePrefetchedAndDiscarded) {
+  CUdeviceptr memory = 0;
+  ASSERT_SUCCESS(cuMemAllocManaged(&memory, 16384, CU_MEM_ATTACH_GLOBAL));
+  CUstream stream = nullptr;
+  ASSERT_SUCCESS(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUdeviceptr ranges[] = {memory, memory + 4096, memory + 8192};
+  size_t sizes[] = {4096, 4096, 8192};
+  CUmemLocation locations[] = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, {CU_MEM_LOCATION_TYPE_HOST, 0}};
+  size_t indices[] = {0, 2};
+  EXPECT_SUCCESS(cuMemPrefetchBatchAsync(ranges, sizes, 3, locations, indices, 2, 0, stream));
+  EXPECT_SUCCESS(cuStreamSynchronize(stream));
+  const auto where = [&](CUdeviceptr address) {
+    int value = 99;
+    EXPECT_SUCCESS(cuMemRangeGetAttribute(
+        &value, sizeof(value), CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, address, 4096));
+    return value;
+  };
+  EXPECT_EQ(where(memory), 1);
+  EXPECT_EQ(where(memory + 4096), 1);
+  EXPECT_EQ(where(memory + 12288), CU_DEVICE_CPU);
+  EXPECT_SUCCESS(cuMemDiscardBatchAsync(ranges, sizes, 3, 0, stream));
+  EXPECT_SUCCESS(
+      cuMemDiscardAndPrefetchBatchAsync(ranges, sizes, 1, locations + 1, indices, 1, 0, stream));
+  EXPECT_EQ(where(memory), CU_DEVICE_CPU);
+  size_t wrong[] = {1, 2};
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemPrefetchBatchAsync(ranges, sizes, 3, locations, wrong, 2, 0, stream));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemPrefetchBatchAsync(ranges, sizes, 0, locations, indices, 1, 0, stream));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE,
+            cuMemPrefetchBatchAsync(ranges, sizes, 3, locations, indices, 2, 0, nullptr));
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemDiscardBatchAsync(ranges, sizes, 3, 1, stream));
+  ranges[2] += 8192;
+  EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuMemDiscardBatchAsync(ranges, sizes, 3, 0, stream));
+  EXPECT_SUCCESS(cuStreamDestroy(stream));
+}
+
 }  // namespace
 }  // namespace fargpu::softgpu
