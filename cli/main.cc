@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   fargpu::cli::AddSoftgpu(app, &action);
   fargpu::cli::AddPool(app, globals, &action);
   fargpu::cli::AddLeases(app, globals, &action);
+  fargpu::cli::AddSmi(app, globals, &action);
   fargpu::cli::AddVersion(app, globals, &action);
   // --broker may also stand behind the verb.
   for (CLI::App* verb : app.get_subcommands({})) verb->fallthrough();

@@ -35,6 +35,7 @@ void AddRun(CLI::App& app, const GlobalOptions& globals, Action* action);
 void AddSoftgpu(CLI::App& app, Action* action);
 void AddPool(CLI::App& app, const GlobalOptions& globals, Action* action);
 void AddLeases(CLI::App& app, const GlobalOptions& globals, Action* action);
+void AddSmi(CLI::App& app, const GlobalOptions& globals, Action* action);
 void AddVersion(CLI::App& app, const GlobalOptions& globals, Action* action);
 
 // Connects to --broker, else FARGPU_BROKER, else what `fargpu up` started, else 127.0.0.1:4830.

@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import unittest
 
-from harness import E2eTest, MIB, Pool, SLOWNESS, preloaded
+from harness import BIN, E2eTest, MIB, PROGRAMS, Pool, SLOWNESS, preloaded
 
 # Asks NVML first, then CUDA, then NVML again while memory is held; prints all answers as JSON.
 PROGRAM = r'''
@@ -146,6 +147,30 @@ class NvmlTest(E2eTest):
         self.assertEqual([[answers['pid'], held['memory'][1]]], held['processes'])
         self.assertTrue(answers['executable'].endswith('/' + answers['program']), answers)
         self.assertEqual((3, 3), (answers['temperature'], answers['utilization']))  # NOT_SUPPORTED
+
+    def test_smi_of_the_lease_and_of_the_pool(self):
+        with Pool() as pool:
+            of_lease = pool.run(BIN / 'fargpu', 'smi', memory='512MiB', cores=25)
+            self.assert_succeeds(of_lease)
+            table = of_lease.stdout.decode()
+            self.assertRegex(table, r'\| 0 +\| FarGPU Software Device +\| [0-9A-F:.]{16} +\| N/A +\| N/A +'
+                                    r'\| 0MiB / 512MiB +\| 25% +\| N/A +\|')
+            self.assertIn('No running processes found', table)
+            boxes = table.split('\n\n')
+            self.assertEqual([1, 1], [len({len(line) for line in box.splitlines()}) for box in boxes], table)
+            hold = ' '.join(str(part) for part in preloaded(PROGRAMS / 'hold'))
+            busy = pool.run('/bin/sh', '-c',
+                            f'{hold} 64 300 >{pool.home}/out & '
+                            f'until grep -q ready {pool.home}/out; do sleep 0.05; done; '
+                            f'{BIN}/fargpu smi; kill $!; wait')
+            self.assert_succeeds(busy)
+            rows = re.findall(r'\| 0 +\| \d+ +\| hold +\| (\d+)MiB', busy.stdout.decode())
+            self.assertEqual(1, len(rows), busy.stdout)
+            self.assertGreaterEqual(int(rows[0]), 64)
+            self.assertIn(f'{rows[0]}MiB / 1024MiB', busy.stdout.decode())
+            of_pool = pool.command('smi')
+            self.assert_succeeds(of_pool)
+            self.assertRegex(of_pool.stdout.decode(), r'\| 0 +\| FarGPU Software Device .* 4096MiB')
 
     def test_no_lease_no_driver(self):
         with Pool() as pool:
