@@ -440,7 +440,7 @@ class CliTest(unittest.TestCase):
 
     def test_help_everywhere_with_an_example(self):
         self.assertIn("Example", self.fargpu("--help").stdout)
-        for verb in ("up", "down", "run", "pool", "leases", "version"):
+        for verb in ("up", "down", "run", "pool", "leases", "smi", "version"):
             result = self.fargpu(verb, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertIn("Example", result.stdout, verb)

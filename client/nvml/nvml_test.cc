@@ -280,6 +280,22 @@ TEST(LeaseViewTest, ListsMustBeEquallyLong) {
   EXPECT_TRUE(absl::IsInvalidArgument(CheckLeaseView(view)));
 }
 
+TEST(LeaseViewTest, RoundTripAndEveryTruncationIsRejected) {
+  std::vector<char> bytes;
+  wire::EncodeMessage(TwoCards(), &bytes);
+  LeaseView read;
+  ASSERT_TRUE(wire::DecodeMessage(bytes, &read).ok());
+  EXPECT_EQ(read.processes[1].program, "train");
+  EXPECT_EQ(read.processes[1].used_bytes, (std::vector<uint64_t>{200, 0}));
+  EXPECT_EQ(read.cores_percent, 30u);
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    LeaseView cut;
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(wire::DecodeMessage(absl::MakeConstSpan(bytes.data(), size), &cut)))
+        << size;
+  }
+}
+
 TEST(LookAtLeaseTest, WithoutALeaseFile) {
   unsetenv("FARGPU_LEASE");
   EXPECT_TRUE(absl::IsNotFound(LookAtLease().status()));
