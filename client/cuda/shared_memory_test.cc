@@ -82,8 +82,9 @@ TEST_F(SharedMemoryTest, WhatKernelsWroteIsSeenAfterWaiting) {
   Work();
   WriteOnCard(values + 1, 55);
   EXPECT_EQ(values[1], 0u);
-  // Beside it the host writes without waiting.
+  // Beside it the host writes without waiting, also what comes as part of a run that has changed.
   values[2] = 66;
+  changed.push_back(reinterpret_cast<uint64_t>(values + 2));
   Wait();
   EXPECT_EQ(values[0], 1u);
   EXPECT_EQ(values[1], 55u);
@@ -144,7 +145,7 @@ TEST_F(SharedMemoryTest, PrefetchToTheHostBringsAllAtOnce) {
   Work();
   Wait();
   OnCard(values + 500000) = 5;
-  const CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, {0}};
+  const CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
   ASSERT_EQ(cuMemPrefetchAsync_v2(reinterpret_cast<CUdeviceptr>(values), 4 << 20, host, 0, nullptr),
             CUDA_SUCCESS);
   Work();
