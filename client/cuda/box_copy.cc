@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 
+#include "client/cuda/capture.h"
 #include "client/cuda/copying.h"
 
 namespace fargpu::client {
@@ -18,25 +19,12 @@ absl::Status Invalid(absl::string_view message) {
   return CudaError(CUDA_ERROR_INVALID_VALUE, message);
 }
 
-// A side as it was found to be.
-struct Place {
-  enum class Kind { kHost, kDevice, kArray };
-  Kind kind = Kind::kHost;
-  uint64_t address = 0;  // of the box's first byte; not for arrays
-  uint64_t pitch = 0;
-  uint64_t slice = 0;  // bytes from slice to slice
-  wire::ArrayId array;
-  uint64_t x_bytes = 0, y = 0, z = 0;
-
-  char* host() const { return reinterpret_cast<char*>(address); }
-};
-
 bool Inside(uint64_t begin, uint64_t count, uint64_t size) {
   return begin <= size && count <= size - begin;
 }
 
-absl::StatusOr<Place> PlaceInArray(Session& session, const BoxSide& side,
-                                   const wire::BoxShape& shape) {
+absl::StatusOr<FoundSide> PlaceInArray(Session& session, const BoxSide& side,
+                                       const wire::BoxShape& shape) {
   ASSIGN_OR_RETURN(const Array* array, session.FindArray(side.array));
   if (!Inside(side.x_bytes, shape.width, array->row_bytes()) ||
       !Inside(side.y, shape.height, array->rows()) ||
@@ -45,30 +33,31 @@ absl::StatusOr<Place> PlaceInArray(Session& session, const BoxSide& side,
                                 " at ", side.x_bytes, ",", side.y, ",", side.z, " of an array of ",
                                 array->row_bytes(), "x", array->rows(), "x", array->slices()));
   }
-  Place place;
-  place.kind = Place::Kind::kArray;
+  FoundSide place;
+  place.kind = FoundSide::Kind::kArray;
   place.array = array->id;
+  place.array_handle = side.array;
   place.x_bytes = side.x_bytes;
   place.y = side.y;
   place.z = side.z;
   return place;
 }
 
-absl::StatusOr<Place> PlaceSide(Session& session, const BoxSide& side,
-                                const wire::BoxShape& shape) {
+absl::StatusOr<FoundSide> PlaceSide(Session& session, const BoxSide& side,
+                                    const wire::BoxShape& shape) {
   if (side.level != 0) return Invalid(absl::StrCat("level ", side.level, "; it must be 0"));
-  Place place;
+  FoundSide place;
   switch (side.type) {
     case CU_MEMORYTYPE_HOST:
       place.address = reinterpret_cast<uint64_t>(side.host);
       break;
     case CU_MEMORYTYPE_DEVICE:
       place.address = side.device;
-      place.kind = Place::Kind::kDevice;
+      place.kind = FoundSide::Kind::kDevice;
       break;
     case CU_MEMORYTYPE_UNIFIED:
       place.address = side.device;
-      if (session.IsDeviceAddress(side.device)) place.kind = Place::Kind::kDevice;
+      if (session.IsDeviceAddress(side.device)) place.kind = FoundSide::Kind::kDevice;
       break;
     case CU_MEMORYTYPE_ARRAY:
       return PlaceInArray(session, side, shape);
@@ -91,7 +80,7 @@ absl::StatusOr<Place> PlaceSide(Session& session, const BoxSide& side,
 }
 
 // Bytes from the box's first to its last; nullopt if it wraps around.
-std::optional<uint64_t> Extent(const Place& place, const wire::BoxShape& shape) {
+std::optional<uint64_t> Extent(const FoundSide& place, const wire::BoxShape& shape) {
   uint64_t rows = 0, slices = 0, sum = 0;
   if (__builtin_mul_overflow(shape.height - 1, place.pitch, &rows) ||
       __builtin_mul_overflow(shape.depth - 1, place.slice, &slices) ||
@@ -102,21 +91,22 @@ std::optional<uint64_t> Extent(const Place& place, const wire::BoxShape& shape) 
   return sum;
 }
 
-absl::Status CheckPlace(Session& session, const Place& place, const wire::BoxShape& shape) {
-  if (place.kind == Place::Kind::kArray) return absl::OkStatus();
+absl::Status CheckPlace(Session& session, const FoundSide& place, const wire::BoxShape& shape) {
+  if (place.kind == FoundSide::Kind::kArray) return absl::OkStatus();
   if (place.address == 0) return Invalid("a side of the copy is null");
   if (shape.height > 1 && place.pitch < shape.width) {
     return Invalid(absl::StrCat("rows of ", shape.width, " bytes, pitch ", place.pitch));
   }
   const std::optional<uint64_t> extent = Extent(place, shape);
   if (!extent.has_value()) return Invalid("the copy wraps around the address space");
-  if (place.kind == Place::Kind::kHost) return absl::OkStatus();
+  if (place.kind == FoundSide::Kind::kHost) return absl::OkStatus();
   return CheckDeviceRange(session, place.address, *extent);
 }
 
 // Do the rows of the box lie close together?
-bool IsClose(const Place& place, const wire::BoxShape& shape) {
-  return place.kind != Place::Kind::kArray && (shape.height == 1 || place.pitch == shape.width) &&
+bool IsClose(const FoundSide& place, const wire::BoxShape& shape) {
+  return place.kind != FoundSide::Kind::kArray &&
+         (shape.height == 1 || place.pitch == shape.width) &&
          (shape.depth == 1 || place.slice == shape.width * shape.height);
 }
 
@@ -126,9 +116,9 @@ struct Part {
   uint64_t x_bytes = 0, y = 0, z = 0;
 };
 
-Place At(const Place& place, const Part& part) {
-  Place moved = place;
-  if (place.kind == Place::Kind::kArray) {
+FoundSide At(const FoundSide& place, const Part& part) {
+  FoundSide moved = place;
+  if (place.kind == FoundSide::Kind::kArray) {
     moved.x_bytes += part.x_bytes;
     moved.y += part.y;
     moved.z += part.z;
@@ -136,16 +126,6 @@ Place At(const Place& place, const Part& part) {
     moved.address += part.x_bytes + part.y * place.pitch + part.z * place.slice;
   }
   return moved;
-}
-
-wire::BoxPlace ToWire(const Place& place) {
-  return {.array = place.array,
-          .address = place.address,
-          .pitch = place.pitch,
-          .rows = place.pitch == 0 ? 0 : place.slice / place.pitch,
-          .x_bytes = place.x_bytes,
-          .y = place.y,
-          .z = place.z};
 }
 
 // Cuts the box into parts of at most a chunk: whole slices, or whole rows of one, or a piece of a
@@ -177,29 +157,23 @@ absl::Status ForEachPart(const wire::BoxShape& box,
 size_t BytesOf(const wire::BoxShape& shape) { return shape.width * shape.height * shape.depth; }
 
 // The same box with its rows close together at `memory`.
-Place CloseAt(const void* memory, const wire::BoxShape& shape) {
-  Place place;
+FoundSide CloseAt(const void* memory, const wire::BoxShape& shape) {
+  FoundSide place;
   place.address = reinterpret_cast<uint64_t>(memory);
   place.pitch = shape.width;
   place.slice = shape.width * shape.height;
   return place;
 }
 
-void CopyInMemory(const Place& to, const Place& from, const wire::BoxShape& shape) {
-  for (uint64_t z = 0; z < shape.depth; ++z) {
-    for (uint64_t y = 0; y < shape.height; ++y) {
-      std::memmove(to.host() + z * to.slice + y * to.pitch,
-                   from.host() + z * from.slice + y * from.pitch, shape.width);
-    }
-  }
-}
-
-absl::Status CopyIn(Session& session, const Place& to, const Place& from,
+absl::Status CopyIn(Session& session, const FoundSide& to, const FoundSide& from,
                     const wire::BoxShape& shape, wire::StreamId stream) {
+  if (MustPull(session, from.host(), *Extent(from, shape))) {
+    return PullBox(session, ToWire(to), HostBoxOf(from, shape), stream);
+  }
   RETURN_IF_ERROR(SettleSource(session, from.host(), *Extent(from, shape), stream));
   std::vector<char> gathered;
   return ForEachPart(shape, [&](const Part& part) {
-    const Place source = At(from, part);
+    const FoundSide source = At(from, part);
     const char* bytes = source.host();
     if (!IsClose(source, part.shape)) {
       gathered.resize(BytesOf(part.shape));
@@ -214,7 +188,7 @@ absl::Status CopyIn(Session& session, const Place& to, const Place& from,
   });
 }
 
-absl::Status CopyOut(Session& session, const Place& to, const Place& from,
+absl::Status CopyOut(Session& session, const FoundSide& to, const FoundSide& from,
                      const wire::BoxShape& shape, wire::StreamId stream) {
   struct Chunk {
     Part part;
@@ -224,7 +198,7 @@ absl::Status CopyOut(Session& session, const Place& to, const Place& from,
   std::deque<Chunk> chunks;
   SettleDeliveries(session, to.host(), *Extent(to, shape));
   absl::Status status = ForEachPart(shape, [&](const Part& part) {
-    const Place destination = At(to, part);
+    const FoundSide destination = At(to, part);
     Chunk& chunk = chunks.emplace_back();
     chunk.part = part;
     char* bytes = destination.host();
@@ -256,12 +230,12 @@ absl::Status CopyOut(Session& session, const Place& to, const Place& from,
 
 // What needs no box: one run of bytes on either side. Host memory that is pinned is then written
 // while the program goes on.
-absl::Status CopyRun(Session& session, const Place& to, const Place& from, size_t bytes,
+absl::Status CopyRun(Session& session, const FoundSide& to, const FoundSide& from, size_t bytes,
                      wire::StreamId stream, Waits waits) {
-  if (to.kind == Place::Kind::kDevice && from.kind == Place::Kind::kDevice) {
+  if (to.kind == FoundSide::Kind::kDevice && from.kind == FoundSide::Kind::kDevice) {
     return CopyDeviceToDeviceAsync(session, to.address, from.address, bytes, stream);
   }
-  if (to.kind == Place::Kind::kDevice) {
+  if (to.kind == FoundSide::Kind::kDevice) {
     return CopyHostToDeviceAsync(session, to.address, from.host(), bytes, stream);
   }
   RETURN_IF_ERROR(CopyDeviceToHostAsync(session, to.host(), from.address, bytes, stream));
@@ -270,16 +244,45 @@ absl::Status CopyRun(Session& session, const Place& to, const Place& from, size_
 
 }  // namespace
 
+wire::BoxPlace ToWire(const FoundSide& place) {
+  return {.array = place.array,
+          .address = place.address,
+          .pitch = place.pitch,
+          .rows = place.pitch == 0 ? 0 : place.slice / place.pitch,
+          .x_bytes = place.x_bytes,
+          .y = place.y,
+          .z = place.z};
+}
+
+absl::StatusOr<BoxPlan> PlanBox(Session& session, const BoxSide& to, const BoxSide& from,
+                                const wire::BoxShape& shape) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  BoxPlan plan;
+  ASSIGN_OR_RETURN(plan.from, PlaceSide(session, from, shape));
+  ASSIGN_OR_RETURN(plan.to, PlaceSide(session, to, shape));
+  plan.shape = shape;
+  if (plan.empty()) return plan;
+  RETURN_IF_ERROR(CheckPlace(session, plan.to, shape));
+  RETURN_IF_ERROR(CheckPlace(session, plan.from, shape));
+  return plan;
+}
+
 absl::Status CopyBox(Session& session, const BoxSide& to_side, const BoxSide& from_side,
                      const wire::BoxShape& shape, wire::StreamId stream, Waits waits) {
-  RETURN_IF_ERROR(session.CurrentActive().status());
-  ASSIGN_OR_RETURN(const Place from, PlaceSide(session, from_side, shape));
-  ASSIGN_OR_RETURN(const Place to, PlaceSide(session, to_side, shape));
-  if (shape.width == 0 || shape.height == 0 || shape.depth == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckPlace(session, to, shape));
-  RETURN_IF_ERROR(CheckPlace(session, from, shape));
-  const bool to_host = to.kind == Place::Kind::kHost;
-  const bool from_host = from.kind == Place::Kind::kHost;
+  if (waits == Waits::kYes) {
+    RETURN_IF_ERROR(CheckImplicitCapture(session, stream));
+    RETURN_IF_ERROR(CheckAllowedDuringCapture(session));
+  }
+  ASSIGN_OR_RETURN(const BoxPlan plan, PlanBox(session, to_side, from_side, shape));
+  if (waits == Waits::kNo && IsCapturing(session, stream)) {
+    if (plan.empty()) return absl::OkStatus();
+    return CaptureCopy(session, stream, plan);
+  }
+  if (plan.empty()) return absl::OkStatus();
+  const FoundSide& to = plan.to;
+  const FoundSide& from = plan.from;
+  const bool to_host = to.kind == FoundSide::Kind::kHost;
+  const bool from_host = from.kind == FoundSide::Kind::kHost;
   if (to_host && from_host) {
     // In the order of the stream: what it wrote before must be here.
     RETURN_IF_ERROR(SynchronizeStream(session, stream));
@@ -293,6 +296,56 @@ absl::Status CopyBox(Session& session, const BoxSide& to_side, const BoxSide& fr
   if (from_host) return CopyIn(session, to, from, shape, stream);
   return session.Send(wire::CopyBoxRequest{
       .to = ToWire(to), .from = ToWire(from), .shape = shape, .stream = stream});
+}
+
+CUDA_MEMCPY3D ParamsOf(const BoxPlan& plan) {
+  CUDA_MEMCPY3D params = {};
+  const auto rows = [](const FoundSide& side) {
+    return side.pitch == 0 ? 0 : side.slice / side.pitch;
+  };
+  if (plan.from.kind == FoundSide::Kind::kArray) {
+    params.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+    params.srcArray = plan.from.array_handle;
+    params.srcXInBytes = plan.from.x_bytes;
+    params.srcY = plan.from.y;
+    params.srcZ = plan.from.z;
+  } else if (plan.from.kind == FoundSide::Kind::kHost) {
+    params.srcMemoryType = CU_MEMORYTYPE_HOST;
+    params.srcHost = plan.from.host();
+  } else {
+    params.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    params.srcDevice = plan.from.address;
+  }
+  params.srcPitch = plan.from.pitch;
+  params.srcHeight = rows(plan.from);
+  if (plan.to.kind == FoundSide::Kind::kArray) {
+    params.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+    params.dstArray = plan.to.array_handle;
+    params.dstXInBytes = plan.to.x_bytes;
+    params.dstY = plan.to.y;
+    params.dstZ = plan.to.z;
+  } else if (plan.to.kind == FoundSide::Kind::kHost) {
+    params.dstMemoryType = CU_MEMORYTYPE_HOST;
+    params.dstHost = plan.to.host();
+  } else {
+    params.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    params.dstDevice = plan.to.address;
+  }
+  params.dstPitch = plan.to.pitch;
+  params.dstHeight = rows(plan.to);
+  params.WidthInBytes = plan.shape.width;
+  params.Height = plan.shape.height;
+  params.Depth = plan.shape.depth;
+  return params;
+}
+
+absl::Status CaptureCopy(Session& session, wire::StreamId stream, const BoxPlan& plan) {
+  ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
+  CopyWork work;
+  work.params = ParamsOf(plan);
+  work.context = context->id;
+  work.plan = plan;
+  return CaptureWork(session, stream, std::move(work));
 }
 
 }  // namespace fargpu::client

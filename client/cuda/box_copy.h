@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 
+#include "client/cuda/box_plan.h"
 #include "client/cuda/session.h"
 
 // Copies of boxes: slices of rows, of which each side may lie in the program's memory, in device
@@ -28,7 +29,16 @@ struct BoxSide {
 enum class Waits { kNo, kYes };
 
 // CUDA_ERROR_INVALID_VALUE for sides or sizes that cannot be right, CUDA_ERROR_INVALID_HANDLE for
-// an array that is none. What a copy writes into the program's memory is there when this returns,
+// an array that is none.
+absl::StatusOr<BoxPlan> PlanBox(Session& session, const BoxSide& to, const BoxSide& from,
+                                const wire::BoxShape& shape);
+wire::BoxPlace ToWire(const FoundSide& side);
+// The copy as cuda.h has it, with addresses of the box itself.
+CUDA_MEMCPY3D ParamsOf(const BoxPlan& plan);
+// Adds a copy to the graph of a stream that is being captured.
+absl::Status CaptureCopy(Session& session, wire::StreamId stream, const BoxPlan& plan);
+
+// Fails as PlanBox() does. What a copy writes into the program's memory is there when this returns,
 // with either `waits`; CUDA promises no more for memory that is not pinned.
 absl::Status CopyBox(Session& session, const BoxSide& to, const BoxSide& from,
                      const wire::BoxShape& shape, wire::StreamId stream, Waits waits);

@@ -38,7 +38,11 @@ int64_t Now() {
 CallStream::CallStream(std::unique_ptr<transport::Connection> connection,
                        transport::LinkOptions options,
                        std::function<void(absl::Span<const char>)> print)
-    : print_(std::move(print)), host_functions_([this](uint64_t run) { EndHostFunction(run); }) {
+    : print_(std::move(print)),
+      host_functions_([this](uint64_t run) { EndHostFunction(run); },
+                      [this](uint64_t run, uint64_t offset, absl::Span<const char> bytes) {
+                        SendHostBytes(run, offset, bytes);
+                      }) {
   body_.reserve(2 * kFullFrameBytes);
   link_ = transport::Link::Start(
       std::move(connection), options, [this](transport::IncomingFrame frame) { Handle(frame); },
@@ -313,7 +317,20 @@ absl::Status CallStream::HandleDelivery(const transport::IncomingFrame& frame) {
 absl::Status CallStream::HandleHostFunction(const transport::IncomingFrame& frame) {
   wire::HostFunctionRun run;
   RETURN_IF_ERROR(wire::DecodeFrameBody(frame.body(), &run));
+  if (run.kind == static_cast<uint32_t>(wire::HostRunKind::kGone) &&
+      !HostFunctions::IsToken(run.token)) {
+    deliveries_.Gone(run.token);
+    return absl::OkStatus();
+  }
   return host_functions_.Start(run);
+}
+
+void CallStream::SendHostBytes(uint64_t run, uint64_t offset, absl::Span<const char> bytes) {
+  const wire::HostFunctionDone done = {.run = run, .offset = offset};
+  const absl::StatusOr<transport::SendTicket> ticket =
+      link_->Send(wire::FrameKind::kHostFunctionDone, 0, 0, wire::FrameBodyOf(done), bytes);
+  stats_.bulk_bytes_sent.fetch_add(bytes.size(), std::memory_order_relaxed);
+  if (ticket.ok()) WaitSent(*ticket).IgnoreError();  // a link that has died has said so
 }
 
 void CallStream::EndHostFunction(uint64_t run) {

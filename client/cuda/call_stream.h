@@ -150,6 +150,7 @@ class CallStream {
   absl::Status HandleDelivery(const transport::IncomingFrame& frame);
   absl::Status HandleHostFunction(const transport::IncomingFrame& frame);
   void EndHostFunction(uint64_t run);
+  void SendHostBytes(uint64_t run, uint64_t offset, absl::Span<const char> bytes);
   // Nothing is written into `pending` any more.
   void Forget(PendingReply* pending);
   void Die(const absl::Status& cause);

@@ -230,7 +230,7 @@ TEST_F(CallsTest, CopyIntoPageableMemoryIsCompleteWhenItReturns) {
   EXPECT_EQ(output, input);
 }
 
-TEST_F(CallsTest, PinnedBufferThatIsStillToBeFilledIsWaitedFor) {
+TEST_F(CallsTest, PinnedBufferThatIsStillToBeFilledIsReadWhenTheStreamComesToIt) {
   Begin();
   const CUdeviceptr a = Allocate(64), b = Allocate(64);
   const std::vector<char> input = Pattern(64, 12);
@@ -238,11 +238,24 @@ TEST_F(CallsTest, PinnedBufferThatIsStillToBeFilledIsWaitedFor) {
   void* pinned = nullptr;
   ASSERT_EQ(cuMemAllocHost_v2(&pinned, 64), CUDA_SUCCESS);
   ASSERT_EQ(cuMemcpyDtoHAsync_v2(pinned, a, 64, nullptr), CUDA_SUCCESS);
+  std::atomic<uint64_t> token{0};
+  worker->On<wire::CopyBoxPullRequest>(
+      [&](const wire::CopyBoxPullRequest& request, auto*, FakeWorker::Call*) {
+        EXPECT_EQ(request.to.address, b);
+        token = request.token;
+        return CUDA_SUCCESS;
+      });
+  const uint64_t trips = RoundTrips();
   ASSERT_EQ(cuMemcpyHtoDAsync_v2(b, pinned, 64, nullptr), CUDA_SUCCESS);
-  std::vector<char> output(64);
-  ASSERT_EQ(cuMemcpyDtoH_v2(output.data(), b, 64), CUDA_SUCCESS);
-  EXPECT_EQ(output, input);
-  // Freed while a copy into it is under way.
+  EXPECT_EQ(RoundTrips(), trips);
+  ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  worker->SendHostFunction(
+      {.run = 5, .token = token.load(), .kind = static_cast<uint32_t>(wire::HostRunKind::kPull)});
+  for (int i = 0; i < 10000 && worker->pulled().size() < 64; ++i) usleep(1000);
+  EXPECT_EQ(worker->pulled(), std::string(input.begin(), input.end()));
+  // Freed while copies out of it and into it are under way.
+  ASSERT_EQ(cuMemcpyDtoHAsync_v2(pinned, a, 64, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemcpyHtoDAsync_v2(b, pinned, 64, nullptr), CUDA_SUCCESS);
   ASSERT_EQ(cuMemcpyDtoHAsync_v2(pinned, a, 64, nullptr), CUDA_SUCCESS);
   ASSERT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
   ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);

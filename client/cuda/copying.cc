@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "client/cuda/box_copy.h"
+#include "client/cuda/capture.h"
 #include "common/log.h"
 
 namespace fargpu::client {
@@ -14,6 +16,23 @@ bool IsPinned(Session& session, const void* memory, size_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const std::optional<MemoryRange> range = session.host_memory().Find(begin);
   return range.has_value() && bytes <= range->end() - begin;
+}
+
+// Adds a copy of one run of bytes to the graph of a stream that is being captured.
+absl::Status CaptureRun(Session& session, wire::StreamId stream, FoundSide::Kind to_kind,
+                        uint64_t to, FoundSide::Kind from_kind, uint64_t from, size_t bytes) {
+  const auto side = [&](FoundSide::Kind kind, uint64_t address) {
+    FoundSide found;
+    found.kind = kind;
+    found.address = address;
+    found.pitch = bytes;
+    found.slice = bytes;
+    return found;
+  };
+  return CaptureCopy(session, stream,
+                     {.to = side(to_kind, to),
+                      .from = side(from_kind, from),
+                      .shape = {.width = bytes, .height = 1, .depth = 1}});
 }
 
 wire::StreamId ToStream(DefaultStream default_stream) {
@@ -35,6 +54,7 @@ CUdeviceptr OnCard(Session& session, const void* host, size_t bytes) {
 }  // namespace
 
 absl::Status SynchronizeContext(Session& session) {
+  const RelaxedScope relaxed;  // the program has not asked for this
   wire::CtxSynchronizeRequest request;
   wire::CtxSynchronizeReply reply;
   return session.Call(request, &reply);
@@ -54,11 +74,39 @@ void SettleDeliveries(Session& session, const void* memory, size_t bytes) {
   session.calls().deliveries().Cancel(memory, bytes);
 }
 
+void SettleHostMemory(Session& session, const void* memory, size_t bytes) {
+  HostFunctions& sources = session.calls().host_functions();
+  if (sources.Reads(memory, bytes)) {
+    if (const absl::Status settled = SynchronizeContext(session); !settled.ok()) {
+      FARGPU_LOG(kDebug, "waiting for copies out of host memory: ", settled.ToString());
+    }
+    // What is still to come belongs to a copy that failed, or to another context.
+    sources.GiveUp(memory, bytes);
+  }
+  SettleDeliveries(session, memory, bytes);
+}
+
 absl::Status SettleSource(Session& session, const void* memory, size_t bytes,
                           wire::StreamId stream) {
   SettleDeliveries(session, memory, bytes);
   if (!session.calls().host_functions().any_pending()) return absl::OkStatus();
   return SynchronizeStream(session, stream);
+}
+
+bool MustPull(Session& session, const void* memory, size_t bytes) {
+  CallStream& calls = session.calls();
+  return (calls.host_functions().any_pending() || calls.deliveries().Overlaps(memory, bytes)) &&
+         IsPinned(session, memory, bytes);
+}
+
+absl::Status PullBox(Session& session, const wire::BoxPlace& to, const HostBox& from,
+                     wire::StreamId stream) {
+  HostFunctions& sources = session.calls().host_functions();
+  const uint64_t token = sources.AddSource(from, HostFunctions::Fetched::kOnce);
+  const absl::Status sent = session.Send(
+      wire::CopyBoxPullRequest{.to = to, .shape = from.shape, .stream = stream, .token = token});
+  if (!sent.ok()) sources.Forget(token);
+  return sent;
 }
 
 absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
@@ -150,6 +198,11 @@ absl::Status CopyDeviceToDevice(Session& session, CUdeviceptr to, CUdeviceptr fr
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
   RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
+  const wire::StreamId stream = ToStream(default_stream);
+  if (IsCapturing(session, stream)) {
+    return CaptureRun(session, stream, FoundSide::Kind::kDevice, to, FoundSide::Kind::kDevice, from,
+                      bytes);
+  }
   RETURN_IF_ERROR(session.Send(
       wire::MemcpyDtoDV2Request{.dstDevice = to,
                                 .srcDevice = from,
@@ -167,6 +220,23 @@ absl::Status CopyHostToDeviceAsync(Session& session, CUdeviceptr to, const void*
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(from));
   RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
+  if (IsCapturing(session, stream)) {
+    return CaptureRun(session, stream, FoundSide::Kind::kDevice, to, FoundSide::Kind::kHost,
+                      reinterpret_cast<uint64_t>(from), bytes);
+  }
+  if (MustPull(session, from, bytes)) {
+    char* const memory = const_cast<char*>(static_cast<const char*>(from));
+    wire::BoxPlace place;
+    place.address = to;
+    place.pitch = bytes;
+    place.rows = 1;
+    return PullBox(session, place,
+                   {.address = memory,
+                    .pitch = bytes,
+                    .slice = bytes,
+                    .shape = {.width = bytes, .height = 1, .depth = 1}},
+                   stream);
+  }
   RETURN_IF_ERROR(SettleSource(session, from, bytes, stream));
   return session.SendBulk(absl::MakeConstSpan(static_cast<const char*>(from), bytes),
                           [&](size_t offset, size_t size) {
@@ -184,6 +254,10 @@ absl::Status CopyDeviceToHostAsync(Session& session, void* to, CUdeviceptr from,
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckHostPointer(to));
   RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
+  if (IsCapturing(session, stream)) {
+    return CaptureRun(session, stream, FoundSide::Kind::kHost, reinterpret_cast<uint64_t>(to),
+                      FoundSide::Kind::kDevice, from, bytes);
+  }
   // CUDA promises that a copy into pageable memory is complete when the call returns: a program may
   // free the memory right away.
   const bool pinned = IsPinned(session, to, bytes);
@@ -208,8 +282,43 @@ absl::Status CopyDeviceToDeviceAsync(Session& session, CUdeviceptr to, CUdevicep
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckDeviceRange(session, to, bytes));
   RETURN_IF_ERROR(CheckDeviceRange(session, from, bytes));
+  if (IsCapturing(session, stream)) {
+    return CaptureRun(session, stream, FoundSide::Kind::kDevice, to, FoundSide::Kind::kDevice, from,
+                      bytes);
+  }
   return session.Send(wire::MemcpyDtoDAsyncV2Request{
       .dstDevice = to, .srcDevice = from, .ByteCount = bytes, .hStream = stream});
+}
+
+absl::Status CopyUnifiedAsync(Session& session, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                              wire::StreamId stream) {
+  const auto host = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
+  const bool to_device = session.IsDeviceAddress(to);
+  const bool from_device = session.IsDeviceAddress(from);
+  if (to_device && from_device) return CopyDeviceToDeviceAsync(session, to, from, bytes, stream);
+  if (to_device) return CopyHostToDeviceAsync(session, to, host(from), bytes, stream);
+  if (from_device) return CopyDeviceToHostAsync(session, host(to), from, bytes, stream);
+  RETURN_IF_ERROR(session.CurrentActive().status());
+  if (bytes == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHostPointer(host(to)));
+  RETURN_IF_ERROR(CheckHostPointer(host(from)));
+  if (IsCapturing(session, stream)) {
+    return CaptureRun(session, stream, FoundSide::Kind::kHost, to, FoundSide::Kind::kHost, from,
+                      bytes);
+  }
+  // In the order of the stream: what it wrote before must be here.
+  RETURN_IF_ERROR(SynchronizeStream(session, stream));
+  std::memmove(host(to), host(from), bytes);
+  return absl::OkStatus();
+}
+
+absl::Status CaptureFill(Session& session, wire::StreamId stream,
+                         const CUDA_MEMSET_NODE_PARAMS_v2& params) {
+  ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
+  FillWork work;
+  work.params = params;
+  work.context = context->id;
+  return CaptureWork(session, stream, std::move(work));
 }
 
 absl::Status SynchronizeStream(Session& session, wire::StreamId stream) {

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 
+#include "client/cuda/box_plan.h"
 #include "common/mutex.h"
 
 namespace fargpu::client {
@@ -17,6 +18,12 @@ class Deliveries {
  public:
   // The token that the worker sends along with bytes for `destination`. Never 0.
   uint64_t Expect(void* destination, size_t bytes);
+
+  // For a copy in a graph, whose bytes come with every run: the token stays until Gone(). Due():
+  // a run is on its way.
+  uint64_t ExpectRepeatedly(const HostBox& destination);
+  void Due(uint64_t token);
+  void Gone(uint64_t token);
 
   // kInvalidArgument: no such token, or bytes outside its destination. The worker is then not to be
   // trusted any more.
@@ -34,11 +41,17 @@ class Deliveries {
     size_t bytes = 0;
     size_t missing = 0;
   };
+  struct Repeated {
+    HostBox box;
+    uint64_t due = 0;  // runs on their way; 0 also when they have been given up
+    bool cancelled = false;
+  };
   bool OverlapsEntry(const Destination& entry, const void* memory, size_t bytes) const;
 
   mutable Mutex mutex_;
   uint64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<uint64_t, Destination> pending_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Repeated> repeated_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fargpu::client

@@ -36,12 +36,30 @@ absl::Status AllocateDeviceMemory(Session& session, size_t bytes, CUmemoryPool p
   return absl::OkStatus();
 }
 
+namespace {
+
+// Its address stays the graph's.
+absl::Status FreeGraphMemory(Session& session, CUdeviceptr dptr) {
+  Graphs& graphs = session.graphs();
+  MutexLock lock(&graphs.mutex);
+  const std::shared_ptr<GraphMemory> memory = graphs.FindMemory(dptr);
+  if (memory == nullptr || !memory->live) {
+    return CudaError(CUDA_ERROR_INVALID_VALUE,
+                     absl::StrCat("no launch of a graph has allocated 0x", absl::Hex(dptr)));
+  }
+  graphs.SetLive(*memory, false);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status FreeDeviceMemory(Session& session, CUdeviceptr dptr) {
   const std::optional<MemoryRange> range = session.device_memory().Find(dptr);
   if (!range.has_value() || range->begin != dptr || range->reserved || range->variable) {
     return CudaError(CUDA_ERROR_INVALID_VALUE,
                      absl::StrCat("0x", absl::Hex(dptr), " begins no allocation"));
   }
+  if (range->graph) return FreeGraphMemory(session, dptr);
   if (range->managed) {
     // Part of a range that the worker knows as one: nothing may use it any more. A broken context
     // says so elsewhere.

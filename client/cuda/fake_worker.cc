@@ -180,6 +180,7 @@ void FakeWorker::Handle(const transport::IncomingFrame& frame) {
     ASSERT_TRUE(wire::DecodeFrameBody(frame.body(), &done).ok());
     MutexLock lock(&mutex_);
     ended_runs_.push_back(done.run);
+    pulled_.append(frame.bulk().data(), frame.bulk().size());
     return;
   }
   ASSERT_EQ(frame.header.kind, wire::FrameKind::kCalls);
@@ -252,6 +253,11 @@ void FakeWorker::SendHostFunction(const wire::HostFunctionRun& run) {
 std::vector<uint64_t> FakeWorker::ended_runs() const {
   MutexLock lock(&mutex_);
   return ended_runs_;
+}
+
+std::string FakeWorker::pulled() const {
+  MutexLock lock(&mutex_);
+  return pulled_;
 }
 
 void FakeWorker::SendReplies(uint16_t records, absl::Span<const char> body) {

@@ -90,6 +90,8 @@ class FakeWorker {
   void SendHostFunction(const wire::HostFunctionRun& run);
   // Runs that the client says have ended, in order.
   std::vector<uint64_t> ended_runs() const;
+  // Bytes of its memory that the client has sent for pulls, in order.
+  std::string pulled() const;
   // Sends a frame of replies, as it is.
   void SendReplies(uint16_t records, absl::Span<const char> body);
   void StopAnswering() { answers_.store(false); }
@@ -121,6 +123,7 @@ class FakeWorker {
   size_t frames_ ABSL_GUARDED_BY(mutex_) = 0;
   bool goodbye_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<uint64_t> ended_runs_ ABSL_GUARDED_BY(mutex_);
+  std::string pulled_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_call_ = 1;
   std::unique_ptr<transport::Connection> client_end_;
   std::atomic<transport::Link*> link_ptr_{nullptr};

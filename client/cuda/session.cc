@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "client/cuda/capture.h"
 #include "client/cuda/driver_limits.h"
 #include "client/cuda/functions.h"
 #include "common/fd.h"
@@ -181,11 +182,18 @@ absl::Status Session::Create(CUevent* event, wire::EventId* id) {
 }
 
 void Session::Destroy(CUstream stream) {
-  if (HandleSlot* slot = arena_->Find(stream, HandleKind::kStream)) arena_->Free(slot);
+  if (HandleSlot* slot = arena_->Find(stream, HandleKind::kStream)) {
+    ForgetCaptureOf(*this, {slot->id});
+    stream_attributes_.Forget({.id = slot->id});
+    arena_->Free(slot);
+  }
 }
 
 void Session::Destroy(CUevent event) {
-  if (HandleSlot* slot = arena_->Find(event, HandleKind::kEvent)) arena_->Free(slot);
+  if (HandleSlot* slot = arena_->Find(event, HandleKind::kEvent)) {
+    ForgetCapturedEvent(*this, {slot->id});
+    arena_->Free(slot);
+  }
 }
 
 absl::Status Session::FillHeader(bool needs_context, wire::CallHeader* header) const {

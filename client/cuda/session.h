@@ -14,13 +14,16 @@
 #include "absl/types/span.h"
 
 #include "client/cuda/call_stream.h"
+#include "client/cuda/capture_rules.h"
 #include "client/cuda/default_stream.h"
 #include "client/cuda/device_table.h"
+#include "client/cuda/graph.h"
 #include "client/cuda/handle_arena.h"
 #include "client/cuda/mem_pools.h"
 #include "client/cuda/memory_tables.h"
 #include "client/cuda/objects.h"
 #include "client/cuda/shared_memory.h"
+#include "client/cuda/stream_attributes.h"
 #include "client/cuda/thread_state.h"
 #include "common/cuda_error.h"
 #include "common/mutex.h"
@@ -83,6 +86,7 @@ class Session {
     RETURN_IF_ERROR(PrepareMemory<Request>());
     wire::CallHeader header;
     RETURN_IF_ERROR(FillHeader(Request::kNeedsContext, &header));
+    RETURN_IF_ERROR(CheckCaptures(request));
     return calls_.Send(header, request);
   }
   // Sends a call whose reply WaitFor() takes later.
@@ -91,6 +95,7 @@ class Session {
     RETURN_IF_ERROR(PrepareMemory<Request>());
     wire::CallHeader header;
     RETURN_IF_ERROR(FillHeader(Request::kNeedsContext, &header));
+    RETURN_IF_ERROR(CheckCaptures(request));
     return calls_.Send(header, request, pending);
   }
   // One waiting round trip.
@@ -129,6 +134,7 @@ class Session {
     wire::CallHeader header;
     RETURN_IF_ERROR(
         FillHeader(std::invoke_result_t<MakeRequest, size_t, size_t>::kNeedsContext, &header));
+    RETURN_IF_ERROR(CheckCaptures(request(0, 0)));
     const auto how =
         bytes.size() <= kCopiedBytes ? CallStream::Bulk::kCopied : CallStream::Bulk::kBorrowed;
     std::vector<transport::SendTicket> tickets;
@@ -175,6 +181,8 @@ class Session {
   void Delete(Array* array);
   void Delete(MipmappedArray* array);
   MemPools& pools() { return pools_; }
+  Graphs& graphs() { return graphs_; }
+  StreamAttributes& stream_attributes() { return stream_attributes_; }
   TextureTable& textures() { return textures_; }
   TextureTable& surfaces() { return surfaces_; }
   // What ends with a context: its modules and arrays, and what is known of its memory.
@@ -240,6 +248,11 @@ class Session {
     return uint64_t{Request::kOp} << 48 | (id & 0xffff'ffff'ffff);
   }
 
+  template <typename Request>
+  absl::Status CheckCaptures(const Request& request) {
+    if (!graphs_.may_forbid()) return absl::OkStatus();
+    return CheckAgainstCaptures(*this, request);
+  }
   // Marks the current context if `result` is an error that breaks one.
   void NoteBroken(CUresult result);
   bool HasOneActiveContext();
@@ -268,6 +281,7 @@ class Session {
   absl::flat_hash_map<const MipmappedArray*, std::unique_ptr<MipmappedArray>> mipmapped_arrays_
       ABSL_GUARDED_BY(owned_mutex_);
   MemPools pools_;
+  StreamAttributes stream_attributes_;
   TextureTable textures_;
   TextureTable surfaces_;
   // Contexts are few and stay: a thread may look at one while another destroys it. Taken before the
@@ -276,6 +290,7 @@ class Session {
   std::vector<std::unique_ptr<Context>> contexts_ ABSL_GUARDED_BY(context_mutex_);
   std::vector<Context*> primaries_;  // by device
   CallStream calls_;
+  Graphs graphs_{this};        // goes before the calls with which it gives back memory
   SharedMemory shared_{this};  // goes first: its thread makes calls
 };
 

@@ -37,12 +37,14 @@ FIELDS = {
     "stream": "StreamId", "event": "EventId", "mem_allocation": "MemAllocationId",
     "mem_pool": "MemPoolId", "image": "ImageId", "FunctionInfo": "FunctionInfo",
     "array": "ArrayId", "mipmapped_array": "MipmappedArrayId", "BoxPlace": "BoxPlace",
-    "BoxShape": "BoxShape", "TextureResource": "TextureResource",
+    "BoxShape": "BoxShape", "TextureResource": "TextureResource", "GraphNode": "GraphNode",
+    "graph": "GraphId", "graph_exec": "GraphExecId",
     # Plain structs of cuda.h travel as they are: both ends are x86-64 and use one cuda.h.
     "CUmemAllocationProp": "CUmemAllocationProp", "CUmemAccessDesc": "CUmemAccessDesc",
     "CUmemLocation": "CUmemLocation", "CUlaunchAttribute": "CUlaunchAttribute",
     "CUDA_ARRAY3D_DESCRIPTOR": "CUDA_ARRAY3D_DESCRIPTOR", "CUDA_TEXTURE_DESC": "CUDA_TEXTURE_DESC",
     "CUDA_RESOURCE_VIEW_DESC": "CUDA_RESOURCE_VIEW_DESC",
+    "CUstreamBatchMemOpParams": "CUstreamBatchMemOpParams",
 }
 
 

@@ -8,25 +8,32 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
-// A stream has come to a function of the program, which can only run where the program is. Body of
-// the frames kHostFunction and kHostFunctionDone.
+// A stream has come to what only the client can do: a function of the program, or to give bytes of
+// its memory. Bodies of the frames kHostFunction and kHostFunctionDone.
 namespace fargpu::wire {
+
+enum class HostRunKind : uint32_t {
+  kFunction = 0,  // call it; kHostFunctionDone when it has returned
+  kPull = 1,      // send the bytes that `token` names, as the bulk of frames kHostFunctionDone
+  kGone = 2,      // nothing that names `token` will come any more; no answer
+};
 
 struct HostFunctionRun {
   // Names this run; the client sends it back when the function has returned. 0: nobody waits for
   // the end, because nothing of the stream follows.
   uint64_t run = 0;
-  // What cuLaunchHostFunc or cuStreamAddCallback sent.
+  // What the call sent that queued it.
   uint64_t token = 0;
   // CUresult of the work before it. Unless it is CUDA_SUCCESS, host functions are not to be called;
   // callbacks are told.
   int32_t result = 0;
-  int32_t reserved = 0;
+  uint32_t kind = 0;  // HostRunKind
 };
 static_assert(sizeof(HostFunctionRun) == 24, "as on the wire");
 
 struct HostFunctionDone {
   uint64_t run = 0;
+  uint64_t offset = 0;  // of a pull's bytes; the run ends with the last of them
 };
 
 // kInvalidArgument: the body is not of that size.

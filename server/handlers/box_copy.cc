@@ -4,6 +4,7 @@
 #include "common/cuda_error.h"
 #include "common/status_macros.h"
 #include "protocol/wire/frame.h"
+#include "server/handlers/box_places.h"
 #include "server_handlers.h"
 
 namespace fargpu::server::handlers {
@@ -23,7 +24,17 @@ absl::Status CheckFrameBox(Call& call, const wire::BoxShape& shape, uint64_t* by
   return absl::OkStatus();
 }
 
-absl::Status SetSource(Call& call, const wire::BoxPlace& place, CUDA_MEMCPY3D* box) {
+CUDA_MEMCPY3D BoxOf(const wire::BoxShape& shape) {
+  CUDA_MEMCPY3D box = {};
+  box.WidthInBytes = shape.width;
+  box.Height = shape.height;
+  box.Depth = shape.depth;
+  return box;
+}
+
+}  // namespace
+
+absl::Status SetBoxSource(Call& call, const wire::BoxPlace& place, CUDA_MEMCPY3D* box) {
   if (place.array.value == 0) {
     box->srcMemoryType = CU_MEMORYTYPE_DEVICE;
     box->srcDevice = place.address;
@@ -41,7 +52,7 @@ absl::Status SetSource(Call& call, const wire::BoxPlace& place, CUDA_MEMCPY3D* b
   return absl::OkStatus();
 }
 
-absl::Status SetDestination(Call& call, const wire::BoxPlace& place, CUDA_MEMCPY3D* box) {
+absl::Status SetBoxDestination(Call& call, const wire::BoxPlace& place, CUDA_MEMCPY3D* box) {
   if (place.array.value == 0) {
     box->dstMemoryType = CU_MEMORYTYPE_DEVICE;
     box->dstDevice = place.address;
@@ -59,20 +70,10 @@ absl::Status SetDestination(Call& call, const wire::BoxPlace& place, CUDA_MEMCPY
   return absl::OkStatus();
 }
 
-CUDA_MEMCPY3D BoxOf(const wire::BoxShape& shape) {
-  CUDA_MEMCPY3D box = {};
-  box.WidthInBytes = shape.width;
-  box.Height = shape.height;
-  box.Depth = shape.depth;
-  return box;
-}
-
-}  // namespace
-
 absl::Status CopyBox(const wire::CopyBoxRequest& request, Call& call, wire::CopyBoxReply* reply) {
   CUDA_MEMCPY3D box = BoxOf(request.shape);
-  RETURN_IF_ERROR(SetSource(call, request.from, &box));
-  RETURN_IF_ERROR(SetDestination(call, request.to, &box));
+  RETURN_IF_ERROR(SetBoxSource(call, request.from, &box));
+  RETURN_IF_ERROR(SetBoxDestination(call, request.to, &box));
   CUstream stream = nullptr;
   RETURN_IF_ERROR(call.Resolve(request.stream, &stream));
   RETURN_IF_CUDA_ERROR(call.driver().cuMemcpy3DAsync_v2(&box, stream));
@@ -88,7 +89,7 @@ absl::Status CopyBoxIn(const wire::CopyBoxInRequest& request, Call& call,
         absl::StrCat("a box of ", bytes, " bytes came with ", call.bulk().size()));
   }
   CUDA_MEMCPY3D box = BoxOf(request.shape);
-  RETURN_IF_ERROR(SetDestination(call, request.to, &box));
+  RETURN_IF_ERROR(SetBoxDestination(call, request.to, &box));
   box.srcMemoryType = CU_MEMORYTYPE_HOST;
   box.srcHost = call.bulk().data();
   box.srcPitch = request.shape.width;
@@ -99,13 +100,39 @@ absl::Status CopyBoxIn(const wire::CopyBoxInRequest& request, Call& call,
                                              call.frame());
 }
 
+absl::Status CopyBoxPull(const wire::CopyBoxPullRequest& request, Call& call,
+                         wire::CopyBoxPullReply* reply) {
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(request.shape.width, request.shape.height, &bytes) ||
+      __builtin_mul_overflow(bytes, request.shape.depth, &bytes) || bytes == 0) {
+    return call.Malformed("a copy without bytes, or with more than there are");
+  }
+  // Also when the copy fails, so that the client hears that its token is not needed any more.
+  ASSIGN_OR_RETURN(
+      const std::shared_ptr<HostWork> work,
+      call.resources().host_functions.NewPinnedPull(request.token, bytes, call.header().context));
+  CUDA_MEMCPY3D box = BoxOf(request.shape);
+  RETURN_IF_ERROR(SetBoxDestination(call, request.to, &box));
+  box.srcMemoryType = CU_MEMORYTYPE_HOST;
+  box.srcHost = work->bytes();
+  box.srcPitch = request.shape.width;
+  box.srcHeight = request.shape.height;
+  CUstream stream = nullptr;
+  RETURN_IF_ERROR(call.Resolve(request.stream, &stream));
+  RETURN_IF_CUDA_ERROR(call.driver().cuLaunchHostFunc(stream, &HostWork::Entry, work.get()));
+  const CUresult copied = call.driver().cuMemcpy3DAsync_v2(&box, stream);
+  RETURN_IF_ERROR(call.resources().copies.Keep(call.header().context, stream, work, bytes));
+  RETURN_IF_CUDA_ERROR(copied);
+  return absl::OkStatus();
+}
+
 absl::Status CopyBoxOut(const wire::CopyBoxOutRequest& request, Call& call,
                         wire::CopyBoxOutReply* reply) {
   uint64_t bytes = 0;
   RETURN_IF_ERROR(CheckFrameBox(call, request.shape, &bytes));
   transport::Message buffer = transport::NewMessage(bytes);
   CUDA_MEMCPY3D box = BoxOf(request.shape);
-  RETURN_IF_ERROR(SetSource(call, request.from, &box));
+  RETURN_IF_ERROR(SetBoxSource(call, request.from, &box));
   box.dstMemoryType = CU_MEMORYTYPE_HOST;
   box.dstHost = buffer.storage.get();
   box.dstPitch = request.shape.width;

@@ -5,6 +5,7 @@
 
 #include "common/cuda_error.h"
 #include "common/status_macros.h"
+#include "server/handlers/box_places.h"
 #include "server_handlers.h"
 
 namespace fargpu::server::handlers {
@@ -41,7 +42,8 @@ absl::Status Prepare(const Request& request, Call& call, Prepared* prepared) {
   return call.resources().admission->Admit({.device = context.device, .stream = prepared->stream});
 }
 
-// Attributes that hold no handle or pointer, whose value therefore means the same on both sides.
+}  // namespace
+
 bool IsPlainAttribute(CUlaunchAttributeID id) {
   switch (id) {
     case CU_LAUNCH_ATTRIBUTE_IGNORE:
@@ -60,8 +62,6 @@ bool IsPlainAttribute(CUlaunchAttributeID id) {
       return false;
   }
 }
-
-}  // namespace
 
 absl::Status LaunchKernel(const wire::LaunchKernelRequest& request, Call& call,
                           wire::LaunchKernelReply* reply) {

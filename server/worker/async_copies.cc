@@ -14,7 +14,7 @@ absl::Status AsyncCopies::ToDevice(wire::ContextId context, CUdeviceptr destinat
   MakeRoom(bytes.size());
   RETURN_IF_CUDA_ERROR(
       driver_->cuMemcpyHtoDAsync_v2(destination, bytes.data(), bytes.size(), stream));
-  return AddToDevice(context, bytes.size(), stream, std::move(frame));
+  return Keep(context, stream, std::move(frame), bytes.size());
 }
 
 absl::Status AsyncCopies::BoxToDevice(wire::ContextId context, const CUDA_MEMCPY3D& box,
@@ -22,16 +22,16 @@ absl::Status AsyncCopies::BoxToDevice(wire::ContextId context, const CUDA_MEMCPY
                                       std::shared_ptr<const transport::IncomingFrame> frame) {
   MakeRoom(bytes);
   RETURN_IF_CUDA_ERROR(driver_->cuMemcpy3DAsync_v2(&box, stream));
-  return AddToDevice(context, bytes, stream, std::move(frame));
+  return Keep(context, stream, std::move(frame), bytes);
 }
 
-absl::Status AsyncCopies::AddToDevice(wire::ContextId context, uint64_t bytes, CUstream stream,
-                                      std::shared_ptr<const transport::IncomingFrame> frame) {
+absl::Status AsyncCopies::Keep(wire::ContextId context, CUstream stream,
+                               std::shared_ptr<const void> thing, uint64_t bytes) {
   return Add({.context = context,
               .stream = stream,
               .event = nullptr,
               .bytes = bytes,
-              .frame = std::move(frame),
+              .kept = std::move(thing),
               .delivers = false,
               .delivery = {}});
 }
@@ -45,7 +45,7 @@ absl::Status AsyncCopies::FromDevice(wire::ContextId context, CUdeviceptr source
               .stream = stream,
               .event = nullptr,
               .bytes = bytes,
-              .frame = nullptr,
+              .kept = nullptr,
               .delivers = true,
               .delivery = {.token = token, .offset = offset, .bytes = std::move(buffer)}});
 }

@@ -44,6 +44,9 @@ class AsyncCopies {
   // The same for a box whose source is `bytes`.
   absl::Status BoxToDevice(wire::ContextId context, const CUDA_MEMCPY3D& box, uint64_t bytes,
                            CUstream stream, std::shared_ptr<const transport::IncomingFrame> frame);
+  // Keeps `thing` until the work that has been queued on the stream is done.
+  absl::Status Keep(wire::ContextId context, CUstream stream, std::shared_ptr<const void> thing,
+                    uint64_t bytes);
   absl::Status FromDevice(wire::ContextId context, CUdeviceptr source, uint64_t bytes,
                           CUstream stream, uint64_t token, uint64_t offset);
 
@@ -64,15 +67,13 @@ class AsyncCopies {
     CUstream stream = nullptr;
     CUevent event = nullptr;
     uint64_t bytes = 0;
-    // To the device: the frame that holds the bytes (shared with the call and its neighbours).
-    std::shared_ptr<const transport::IncomingFrame> frame;
+    // What holds the bytes meanwhile (a frame is shared with the call and its neighbours).
+    std::shared_ptr<const void> kept;
     // From the device.
     bool delivers = false;
     Delivery delivery;
   };
 
-  absl::Status AddToDevice(wire::ContextId context, uint64_t bytes, CUstream stream,
-                           std::shared_ptr<const transport::IncomingFrame> frame);
   absl::Status Add(Copy copy);
   void MakeRoom(uint64_t bytes);
   absl::StatusOr<CUevent> TakeEvent(wire::ContextId context);

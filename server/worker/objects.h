@@ -17,6 +17,7 @@
 #include "memory/lease_ledger.h"
 #include "protocol/driver_abi/image.h"
 #include "protocol/wire/codec.h"
+#include "server/worker/graphs.h"
 
 namespace fargpu::server {
 
@@ -153,6 +154,11 @@ struct Objects {
   ObjectTable<wire::MipmappedArrayId, MipmappedArray> mipmapped_arrays{"mipmapped array"};
   ObjectTable<TextureNumber, CUtexObject> textures{"texture", CUDA_ERROR_INVALID_VALUE};
   ObjectTable<SurfaceNumber, CUsurfObject> surfaces{"surface", CUDA_ERROR_INVALID_VALUE};
+  // Shared with calls under way; seeds with the executable graphs that were made of them.
+  ObjectTable<wire::GraphExecId, std::shared_ptr<GraphExec>> graph_execs{"executable graph",
+                                                                         CUDA_ERROR_INVALID_VALUE};
+  ObjectTable<wire::GraphId, std::shared_ptr<GraphSource>> graph_seeds{"graph",
+                                                                       CUDA_ERROR_INVALID_VALUE};
 
   void EraseContext(wire::ContextId context) {
     streams.EraseContext(context);

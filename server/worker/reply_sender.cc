@@ -96,6 +96,17 @@ void ReplySender::SendHostFunction(const wire::HostFunctionRun& run) {
   link_->Send(wire::FrameKind::kHostFunction, 0, 0, wire::FrameBodyOf(run), {}).IgnoreError();
 }
 
+void ReplySender::SendHostBytes(uint64_t token, absl::Span<const char> bytes) {
+  MutexLock lock(&mutex_);
+  SendDoneLocked();
+  for (size_t at = 0; at < bytes.size(); at += wire::kMaxBulkBytes) {
+    const absl::Span<const char> piece = bytes.subspan(at, wire::kMaxBulkBytes);
+    transport::Message copy = transport::NewMessage(piece.size());
+    std::memcpy(copy.storage.get(), piece.data(), piece.size());
+    SendDelivery(token, at, std::move(copy));
+  }
+}
+
 void ReplySender::SendDoneLocked() {
   for (AsyncCopies::Delivery& done : copies_->TakeDone()) {
     SendDelivery(done.token, done.offset, std::move(done.bytes));

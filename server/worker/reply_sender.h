@@ -45,6 +45,8 @@ class ReplySender {
   // Tells the client that a stream has come to a function of the program. Deliveries that are done
   // leave before it: the function may read what they bring.
   void SendHostFunction(const wire::HostFunctionRun& run);
+  // Bytes for the client's memory at which a graph has come to a copy; sent as deliveries, copied.
+  void SendHostBytes(uint64_t token, absl::Span<const char> bytes);
 
   // Text that kernels printed, as delivery 0.
   void SendPrinted(absl::string_view text);

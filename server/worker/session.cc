@@ -50,7 +50,10 @@ Session::Session(SessionResources* resources, std::unique_ptr<transport::Connect
   replies_ = std::make_unique<ReplySender>(link_.get(), &resources_.copies);
   started_link_.store(link_.get());
   resources_.host_functions.SetSend(
-      [this](const wire::HostFunctionRun& run) { replies_->SendHostFunction(run); });
+      [this](const wire::HostFunctionRun& run) { replies_->SendHostFunction(run); },
+      [this](uint64_t token, absl::Span<const char> bytes) {
+        replies_->SendHostBytes(token, bytes);
+      });
   MutexLock lock(&mutex_);
   // One dispatches, the other is there when the first one comes upon a call that waits.
   for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { RunThread(); });
@@ -118,7 +121,7 @@ void Session::OnFrame(transport::IncomingFrame frame) {
 absl::Status Session::EndHostFunction(const transport::IncomingFrame& frame) {
   wire::HostFunctionDone done;
   RETURN_IF_ERROR(wire::DecodeFrameBody(frame.body(), &done));
-  return resources_.host_functions.Done(done.run);
+  return resources_.host_functions.Done(done, frame.bulk());
 }
 
 void Session::RunThread() {

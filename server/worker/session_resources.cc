@@ -71,6 +71,7 @@ void SessionResources::DropContext(wire::ContextId id, const Context& context) {
   }
   allocator->FreeOwner(reinterpret_cast<uint64_t>(context.handle));
   copies.SettleContext(id, outcome);
+  host_functions.ForgetContext(id);
   thread_streams.ForgetContext(id);
   shared_memory.ForgetContext(id);
   objects.EraseContext(id);

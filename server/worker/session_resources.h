@@ -68,8 +68,8 @@ struct SessionResources {
         ledger(session_ledger),
         allocator(session_allocator),
         admission(session_admission),
-        copies(session_driver),
         host_functions(session_driver),
+        copies(session_driver),
         thread_streams(session_driver),
         shared_memory(session_driver) {}
 
@@ -78,10 +78,10 @@ struct SessionResources {
   memory::LeaseLedger* const ledger;
   memory::DeviceAllocator* const allocator;
   Admission* const admission;
+  HostFunctions host_functions;  // before those that hold its works
   Objects objects;
   ImageStore images;
   AsyncCopies copies;
-  HostFunctions host_functions;
   ThreadStreams thread_streams;
   ProgramMappings program_mappings;
   SharedMemory shared_memory;

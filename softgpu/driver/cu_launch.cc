@@ -45,7 +45,13 @@ CUresult Launch(const char* call, NullStream null, CUfunction handle, CUstream s
         }
         ASSIGN_OR_RETURN(KernelNode launch, PrepareLaunch(driver, std::move(function), request));
         if (stream.is_capturing()) {
-          launch.given_function = handle;
+          // cuGraphKernelNodeGetParams tells a kernel of a library as one, with its context.
+          if (driver.kernels.Find(reinterpret_cast<CUkernel>(handle)) != nullptr) {
+            launch.given_kernel = reinterpret_cast<CUkernel>(handle);
+            launch.given_context = context.handle;
+          } else {
+            launch.given_function = handle;
+          }
           RETURN_IF_ERROR(CaptureWork(driver, stream, std::move(launch)));
         } else {
           RETURN_IF_ERROR(QueueLaunch(driver, context, stream, std::move(launch)));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cuda/arguments.h"
+#include "client/cuda/capture.h"
 #include "client/cuda/copying.h"
 #include "client/cuda/edge.h"
 #include "client_api.h"
@@ -138,8 +139,8 @@ CUresult CopyEnds(const char* name, DefaultStream default_stream, const End& to,
 }
 
 template <typename Request>
-CUresult SetRows(const char* name, DefaultStream default_stream, Request request, size_t bytes_each,
-                 CUstream stream) {
+CUresult SetRows(const char* name, DefaultStream default_stream, Request request, uint32_t value,
+                 size_t bytes_each, CUstream stream) {
   return AtCudaEdge(name, [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(session.ToWire(stream, default_stream, &request.hStream));
@@ -160,6 +161,16 @@ CUresult SetRows(const char* name, DefaultStream default_stream, Request request
       return invalid("too large");
     }
     RETURN_IF_ERROR(CheckDeviceRange(session, request.dstDevice, extent));
+    if (IsCapturing(session, request.hStream)) {
+      return CaptureFill(session, request.hStream,
+                         {.dst = request.dstDevice,
+                          .pitch = request.dstPitch,
+                          .value = value,
+                          .elementSize = static_cast<unsigned>(bytes_each),
+                          .width = request.Width,
+                          .height = request.Height,
+                          .ctx = nullptr});
+    }
     return session.Send(request);
   });
 }
@@ -233,7 +244,7 @@ CUresult cuMemsetD2D8Async(DefaultStream default_stream, CUdeviceptr dstDevice, 
       "cuMemsetD2D8Async", default_stream,
       wire::MemsetD2D8AsyncRequest{
           .dstDevice = dstDevice, .dstPitch = dstPitch, .uc = uc, .Width = Width, .Height = Height},
-      1, hStream);
+      uc, 1, hStream);
 }
 CUresult cuMemsetD2D16Async(DefaultStream default_stream, CUdeviceptr dstDevice, size_t dstPitch,
                             unsigned short us, size_t Width, size_t Height, CUstream hStream) {
@@ -241,7 +252,7 @@ CUresult cuMemsetD2D16Async(DefaultStream default_stream, CUdeviceptr dstDevice,
       "cuMemsetD2D16Async", default_stream,
       wire::MemsetD2D16AsyncRequest{
           .dstDevice = dstDevice, .dstPitch = dstPitch, .us = us, .Width = Width, .Height = Height},
-      2, hStream);
+      us, 2, hStream);
 }
 CUresult cuMemsetD2D32Async(DefaultStream default_stream, CUdeviceptr dstDevice, size_t dstPitch,
                             unsigned int ui, size_t Width, size_t Height, CUstream hStream) {
@@ -249,7 +260,7 @@ CUresult cuMemsetD2D32Async(DefaultStream default_stream, CUdeviceptr dstDevice,
       "cuMemsetD2D32Async", default_stream,
       wire::MemsetD2D32AsyncRequest{
           .dstDevice = dstDevice, .dstPitch = dstPitch, .ui = ui, .Width = Width, .Height = Height},
-      4, hStream);
+      ui, 4, hStream);
 }
 // Setting device memory does not hold up the program, with a stream or without.
 CUresult cuMemsetD2D8_v2(DefaultStream default_stream, CUdeviceptr dstDevice, size_t dstPitch,

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "client/cuda/arguments.h"
+#include "client/cuda/capture.h"
 #include "client/cuda/copying.h"
 #include "client/cuda/edge.h"
 #include "client/cuda/session.h"
@@ -23,6 +24,7 @@ absl::Status CopyUnified(Session& session, CUdeviceptr to, CUdeviceptr from, siz
   if (to_device) return CopyHostToDevice(session, to, AsHost(from), bytes, default_stream);
   if (from_device) return CopyDeviceToHost(session, AsHost(to), from, bytes, default_stream);
   RETURN_IF_ERROR(session.CurrentActive().status());
+  RETURN_IF_ERROR(CheckAllowedDuringCapture(session));
   if (bytes == 0) return absl::OkStatus();
   RETURN_IF_ERROR(NotNull(AsHost(to), "dst"));
   RETURN_IF_ERROR(NotNull(AsHost(from), "src"));
@@ -35,40 +37,55 @@ absl::Status CopyUnified(Session& session, CUdeviceptr to, CUdeviceptr from, siz
   return absl::OkStatus();
 }
 
-absl::Status CopyUnifiedAsync(Session& session, CUdeviceptr to, CUdeviceptr from, size_t bytes,
-                              CUstream stream, DefaultStream default_stream) {
-  wire::StreamId id;
-  RETURN_IF_ERROR(session.ToWire(stream, default_stream, &id));
-  const bool to_device = session.IsDeviceAddress(to);
-  const bool from_device = session.IsDeviceAddress(from);
-  if (to_device && from_device) return CopyDeviceToDeviceAsync(session, to, from, bytes, id);
-  if (to_device) return CopyHostToDeviceAsync(session, to, AsHost(from), bytes, id);
-  if (from_device) return CopyDeviceToHostAsync(session, AsHost(to), from, bytes, id);
-  if (bytes == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(NotNull(AsHost(to), "dst"));
-  RETURN_IF_ERROR(NotNull(AsHost(from), "src"));
-  // In the order of the stream: what it wrote before must be here.
-  RETURN_IF_ERROR(SynchronizeStream(session, id));
-  std::memmove(AsHost(to), AsHost(from), bytes);
-  return absl::OkStatus();
-}
-
-template <typename Request>
-absl::Status Set(Session& session, Request request, size_t bytes_each,
-                 DefaultStream default_stream) {
+absl::Status CheckFill(Session& session, CUdeviceptr address, size_t count, size_t bytes_each) {
   size_t bytes = 0;
-  if (__builtin_mul_overflow(request.N, bytes_each, &bytes)) {
+  if (__builtin_mul_overflow(count, bytes_each, &bytes)) {
     return CudaError(CUDA_ERROR_INVALID_VALUE, "N is too large");
   }
   RETURN_IF_ERROR(session.CurrentActive().status());
   if (bytes == 0) return absl::OkStatus();
-  if (request.dstDevice % bytes_each != 0) {
+  if (address % bytes_each != 0) {
     return CudaError(CUDA_ERROR_INVALID_VALUE, "dstDevice is not aligned to its elements");
   }
-  RETURN_IF_ERROR(CheckDeviceRange(session, request.dstDevice, bytes));
+  return CheckDeviceRange(session, address, bytes);
+}
+
+absl::Status CaptureFillOf(Session& session, wire::StreamId stream, CUdeviceptr address,
+                           uint32_t value, size_t count, size_t bytes_each) {
+  return CaptureFill(session, stream,
+                     {.dst = address,
+                      .pitch = 0,
+                      .value = value,
+                      .elementSize = static_cast<unsigned>(bytes_each),
+                      .width = count,
+                      .height = 1,
+                      .ctx = nullptr});
+}
+
+template <typename Request>
+absl::Status Set(Session& session, Request request, uint32_t value, size_t bytes_each,
+                 DefaultStream default_stream) {
+  RETURN_IF_ERROR(CheckFill(session, request.dstDevice, request.N, bytes_each));
+  if (request.N == 0) return absl::OkStatus();
   request.per_thread = default_stream == DefaultStream::kPerThread;
+  const wire::StreamId stream = {request.per_thread ? uint64_t{2} : uint64_t{1}};
+  if (IsCapturing(session, stream)) {
+    return CaptureFillOf(session, stream, request.dstDevice, value, request.N, bytes_each);
+  }
   RETURN_IF_ERROR(session.Send(request));
-  return SettleShared(session, request.dstDevice, bytes);
+  return SettleShared(session, request.dstDevice, request.N * bytes_each);
+}
+
+template <typename Request>
+absl::Status SetAsync(Session& session, Request request, uint32_t value, size_t bytes_each,
+                      CUstream stream, DefaultStream default_stream) {
+  RETURN_IF_ERROR(session.ToWire(stream, default_stream, &request.hStream));
+  RETURN_IF_ERROR(CheckFill(session, request.dstDevice, request.N, bytes_each));
+  if (request.N == 0) return absl::OkStatus();
+  if (IsCapturing(session, request.hStream)) {
+    return CaptureFillOf(session, request.hStream, request.dstDevice, value, request.N, bytes_each);
+  }
+  return session.Send(request);
 }
 
 }  // namespace
@@ -112,6 +129,15 @@ CUresult cuMemcpyDtoHAsync_v2(DefaultStream default_stream, void* dstHost, CUdev
   });
 }
 
+CUresult cuMemcpyDtoDAsync_v2(DefaultStream default_stream, CUdeviceptr dstDevice,
+                              CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+  return AtCudaEdge("cuMemcpyDtoDAsync_v2", [&](Session& session) -> absl::Status {
+    wire::StreamId stream;
+    RETURN_IF_ERROR(session.ToWire(hStream, default_stream, &stream));
+    return CopyDeviceToDeviceAsync(session, dstDevice, srcDevice, ByteCount, stream);
+  });
+}
+
 CUresult cuMemcpy(DefaultStream default_stream, CUdeviceptr dst, CUdeviceptr src,
                   size_t ByteCount) {
   return AtCudaEdge("cuMemcpy", [&](Session& session) {
@@ -121,8 +147,10 @@ CUresult cuMemcpy(DefaultStream default_stream, CUdeviceptr dst, CUdeviceptr src
 
 CUresult cuMemcpyAsync(DefaultStream default_stream, CUdeviceptr dst, CUdeviceptr src,
                        size_t ByteCount, CUstream hStream) {
-  return AtCudaEdge("cuMemcpyAsync", [&](Session& session) {
-    return CopyUnifiedAsync(session, dst, src, ByteCount, hStream, default_stream);
+  return AtCudaEdge("cuMemcpyAsync", [&](Session& session) -> absl::Status {
+    wire::StreamId stream;
+    RETURN_IF_ERROR(session.ToWire(hStream, default_stream, &stream));
+    return CopyUnifiedAsync(session, dst, src, ByteCount, stream);
   });
 }
 
@@ -150,7 +178,7 @@ CUresult cuMemcpyPeerAsync(DefaultStream default_stream, CUdeviceptr dstDevice,
 CUresult cuMemsetD8_v2(DefaultStream default_stream, CUdeviceptr dstDevice, unsigned char uc,
                        size_t N) {
   return AtCudaEdge("cuMemsetD8_v2", [&](Session& session) {
-    return Set(session, wire::MemsetD8V2Request{.dstDevice = dstDevice, .uc = uc, .N = N}, 1,
+    return Set(session, wire::MemsetD8V2Request{.dstDevice = dstDevice, .uc = uc, .N = N}, uc, 1,
                default_stream);
   });
 }
@@ -158,7 +186,7 @@ CUresult cuMemsetD8_v2(DefaultStream default_stream, CUdeviceptr dstDevice, unsi
 CUresult cuMemsetD16_v2(DefaultStream default_stream, CUdeviceptr dstDevice, unsigned short us,
                         size_t N) {
   return AtCudaEdge("cuMemsetD16_v2", [&](Session& session) {
-    return Set(session, wire::MemsetD16V2Request{.dstDevice = dstDevice, .us = us, .N = N}, 2,
+    return Set(session, wire::MemsetD16V2Request{.dstDevice = dstDevice, .us = us, .N = N}, us, 2,
                default_stream);
   });
 }
@@ -166,8 +194,32 @@ CUresult cuMemsetD16_v2(DefaultStream default_stream, CUdeviceptr dstDevice, uns
 CUresult cuMemsetD32_v2(DefaultStream default_stream, CUdeviceptr dstDevice, unsigned int ui,
                         size_t N) {
   return AtCudaEdge("cuMemsetD32_v2", [&](Session& session) {
-    return Set(session, wire::MemsetD32V2Request{.dstDevice = dstDevice, .ui = ui, .N = N}, 4,
+    return Set(session, wire::MemsetD32V2Request{.dstDevice = dstDevice, .ui = ui, .N = N}, ui, 4,
                default_stream);
+  });
+}
+
+CUresult cuMemsetD8Async(DefaultStream default_stream, CUdeviceptr dstDevice, unsigned char uc,
+                         size_t N, CUstream hStream) {
+  return AtCudaEdge("cuMemsetD8Async", [&](Session& session) {
+    return SetAsync(session, wire::MemsetD8AsyncRequest{.dstDevice = dstDevice, .uc = uc, .N = N},
+                    uc, 1, hStream, default_stream);
+  });
+}
+
+CUresult cuMemsetD16Async(DefaultStream default_stream, CUdeviceptr dstDevice, unsigned short us,
+                          size_t N, CUstream hStream) {
+  return AtCudaEdge("cuMemsetD16Async", [&](Session& session) {
+    return SetAsync(session, wire::MemsetD16AsyncRequest{.dstDevice = dstDevice, .us = us, .N = N},
+                    us, 2, hStream, default_stream);
+  });
+}
+
+CUresult cuMemsetD32Async(DefaultStream default_stream, CUdeviceptr dstDevice, unsigned int ui,
+                          size_t N, CUstream hStream) {
+  return AtCudaEdge("cuMemsetD32Async", [&](Session& session) {
+    return SetAsync(session, wire::MemsetD32AsyncRequest{.dstDevice = dstDevice, .ui = ui, .N = N},
+                    ui, 4, hStream, default_stream);
   });
 }
 

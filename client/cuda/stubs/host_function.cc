@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cuda/arguments.h"
+#include "client/cuda/capture.h"
 #include "client/cuda/edge.h"
 #include "client/cuda/session.h"
 #include "client_api.h"
@@ -28,7 +29,12 @@ CUresult cuLaunchHostFunc(DefaultStream default_stream, CUstream hStream, CUhost
                           void* userData) {
   return AtCudaEdge("cuLaunchHostFunc", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(session.CurrentActive().status());
+    wire::StreamId stream;
+    RETURN_IF_ERROR(session.ToWire(hStream, default_stream, &stream));
     RETURN_IF_ERROR(NotNull(reinterpret_cast<const void*>(fn), "fn"));
+    if (IsCapturing(session, stream)) {
+      return CaptureWork(session, stream, HostWork{.function = fn, .data = userData});
+    }
     return Queue<wire::LaunchHostFuncRequest>(session, default_stream, hStream,
                                               session.calls().host_functions().Add(fn, userData));
   });

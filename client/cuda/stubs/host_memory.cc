@@ -84,7 +84,7 @@ absl::StatusOr<MemoryRange> Withdraw(Session& session, void* p, bool ours, CUres
     return CudaError(none, absl::StrCat("0x", absl::Hex(reinterpret_cast<uintptr_t>(p)),
                                         " begins no such host memory"));
   }
-  SettleDeliveries(session, p, range->bytes);
+  SettleHostMemory(session, p, range->bytes);
   // Kernels that still run may write to it. A broken context says so elsewhere.
   if (session.shared().active()) SynchronizeContext(session).IgnoreError();
   session.host_memory().Remove(range->begin);

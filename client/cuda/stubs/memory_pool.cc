@@ -4,8 +4,10 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cuda/arguments.h"
+#include "client/cuda/capture.h"
 #include "client/cuda/device_memory.h"
 #include "client/cuda/edge.h"
+#include "client/cuda/node_params.h"
 #include "client/cuda/session.h"
 #include "client_api.h"
 
@@ -26,6 +28,11 @@ absl::Status AllocateAsync(Session& session, DefaultStream default_stream, CUdev
         CUDA_ERROR_NOT_SUPPORTED,
         absl::StrCat("memory of device ", device, " from a context of device ", context->device));
   }
+  if (IsCapturing(session, id)) {
+    if (bytesize == 0) return CudaError(CUDA_ERROR_INVALID_VALUE, "bytesize is 0");
+    return CaptureAlloc(session, id, device, bytesize, dptr);
+  }
+  const RelaxedScope relaxed;  // in the order of its stream, it disturbs no capture of another
   return AllocateDeviceMemory(session, bytesize, pool, dptr);
 }
 
@@ -65,6 +72,9 @@ CUresult cuMemFreeAsync(DefaultStream default_stream, CUdeviceptr dptr, CUstream
     RETURN_IF_ERROR(session.CurrentActive().status());
     wire::StreamId id;
     RETURN_IF_ERROR(session.ToWire(hStream, default_stream, &id));
+    if (dptr == 0) return absl::OkStatus();  // as free() has it
+    if (IsCapturing(session, id)) return CaptureFree(session, id, dptr);
+    const RelaxedScope relaxed;
     return FreeDeviceMemory(session, dptr);
   });
 }

@@ -1,5 +1,4 @@
-// Streams: creation, and what is known of them here. Stream capture is not supported, so the answer
-// to every question about it is "none".
+// Streams: creation, and what is known of them here.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -41,17 +40,6 @@ absl::Status CreateStream(Session& session, Request request, CUstream* stream, u
   return absl::OkStatus();
 }
 
-CUresult NoCapture(const char* name, DefaultStream default_stream, CUstream stream,
-                   CUstreamCaptureStatus* status, cuuint64_t* id) {
-  return AtCudaEdge(name, [&](Session& session) -> absl::Status {
-    RETURN_IF_ERROR(NotNull(status, "captureStatus_out"));
-    RETURN_IF_ERROR(CheckStream(session, stream, default_stream));
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (id != nullptr) *id = 0;
-    return absl::OkStatus();
-  });
-}
-
 }  // namespace
 
 CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) {
@@ -74,18 +62,6 @@ CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int 
 }
 
 CUresult cuStreamDestroy(CUstream hStream) { return api::cuStreamDestroy_v2(hStream); }
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  return AtCudaEdge("cuThreadExchangeStreamCaptureMode", [&](Session&) -> absl::Status {
-    RETURN_IF_ERROR(NotNull(mode, "mode"));
-    if (*mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-      return CudaError(CUDA_ERROR_INVALID_VALUE,
-                       absl::StrCat("capture mode ", static_cast<int>(*mode)));
-    }
-    std::swap(*mode, CurrentThread().capture_mode);
-    return absl::OkStatus();
-  });
-}
 
 CUresult cuStreamGetPriority(DefaultStream default_stream, CUstream hStream, int* priority) {
   return AtCudaEdge("cuStreamGetPriority", [&](Session& session) -> absl::Status {
@@ -150,39 +126,6 @@ CUresult cuStreamGetDevice(DefaultStream default_stream, CUstream hStream, CUdev
     *device = context->device;
     return absl::OkStatus();
   });
-}
-
-CUresult cuStreamIsCapturing(DefaultStream default_stream, CUstream hStream,
-                             CUstreamCaptureStatus* captureStatus) {
-  return NoCapture("cuStreamIsCapturing", default_stream, hStream, captureStatus, nullptr);
-}
-
-CUresult cuStreamGetCaptureInfo(DefaultStream default_stream, CUstream hStream,
-                                CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out) {
-  return NoCapture("cuStreamGetCaptureInfo", default_stream, hStream, captureStatus_out, id_out);
-}
-
-CUresult cuStreamGetCaptureInfo_v2(DefaultStream default_stream, CUstream hStream,
-                                   CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   size_t* numDependencies_out) {
-  const CUresult result =
-      NoCapture("cuStreamGetCaptureInfo_v2", default_stream, hStream, captureStatus_out, id_out);
-  if (result != CUDA_SUCCESS) return result;
-  if (graph_out != nullptr) *graph_out = nullptr;
-  if (dependencies_out != nullptr) *dependencies_out = nullptr;
-  if (numDependencies_out != nullptr) *numDependencies_out = 0;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo_v3(DefaultStream default_stream, CUstream hStream,
-                                   CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   const CUgraphEdgeData** edgeData_out,
-                                   size_t* numDependencies_out) {
-  if (edgeData_out != nullptr) *edgeData_out = nullptr;
-  return api::cuStreamGetCaptureInfo_v2(default_stream, hStream, captureStatus_out, id_out,
-                                        graph_out, dependencies_out, numDependencies_out);
 }
 
 }  // namespace fargpu::client::api
