@@ -65,10 +65,10 @@ absl::StatusOr<FoundSide> PlaceSide(Session& session, const BoxSide& side,
       return Invalid(absl::StrCat("memory type ", static_cast<int>(side.type)));
   }
   // Host memory that the card has too is copied by the card, see SharedMemory::OnCard().
-  if (place.kind == Place::Kind::kHost && place.address != 0) {
+  if (place.kind == FoundSide::Kind::kHost && place.address != 0) {
     if (const CUdeviceptr on_card = session.shared().OnCard(place.address, 1)) {
       place.address = on_card;
-      place.kind = Place::Kind::kDevice;
+      place.kind = FoundSide::Kind::kDevice;
     }
   }
   place.pitch = side.pitch == 0 ? shape.width : side.pitch;

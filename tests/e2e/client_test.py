@@ -45,6 +45,20 @@ class ClientTest(E2eTest):
                 self.assertLessEqual(int(counts['waiting_round_trips']), 6, counts)
                 self.assertGreater(int(counts['waiting_round_trips']), 0, counts)
 
+    def test_a_replay_of_a_graph_is_one_message(self):
+        steps = 1000
+        for transport in ('tcp', 'shm'):
+            with self.subTest(transport), Pool(FARGPU_TRANSPORT=transport) as pool:
+                counts = {}
+                for count in (0, steps):
+                    stats = pool.home / f'stats{count}'
+                    self.assert_succeeds(pool.run('graphs', str(count), FARGPU_STATS=str(stats)))
+                    counts[count] = {name: int(value) for name, value in
+                                     (line.split() for line in stats.read_text().splitlines())}
+                # Each step is a launch and an update, none of which is waited for.
+                self.assertEqual(counts[steps]['calls'] - counts[0]['calls'], 2 * steps, counts)
+                self.assertEqual(counts[steps]['waiting_round_trips'], counts[0]['waiting_round_trips'], counts)
+
     def test_idle_session_costs_no_cpu(self):
         watched_s = 3
         for transport in ('tcp', 'shm'):
