@@ -506,13 +506,16 @@ TEST_F(KernelsTest, WrongLaunchesAreRefusedAtOnce) {
   EXPECT_EQ(launch(1, 1, 0, parameters, extra), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuLaunchKernelEx(nullptr, function, parameters, nullptr), CUDA_ERROR_INVALID_VALUE);
   CUlaunchAttribute attribute = {};
-  attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
+  attribute.id = CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
+  attribute.value.deviceUpdatableKernelNode.deviceUpdatable = 1;
   CUlaunchConfig config = {};
   config.gridDimX = config.gridDimY = config.gridDimZ = 1;
   config.blockDimX = config.blockDimY = config.blockDimZ = 1;
   config.attrs = &attribute;
   config.numAttrs = 1;
   EXPECT_EQ(cuLaunchKernelEx(&config, function, parameters, nullptr), CUDA_ERROR_NOT_SUPPORTED);
+  attribute.id = static_cast<CUlaunchAttributeID>(999);
+  EXPECT_EQ(cuLaunchKernelEx(&config, function, parameters, nullptr), CUDA_ERROR_INVALID_VALUE);
   attribute.id = CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY;
   EXPECT_EQ(cuLaunchKernelEx(&config, function, parameters, nullptr), CUDA_SUCCESS);
   ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -598,8 +601,8 @@ TEST_F(AnswersTest, ImageArrivesWhole) {
 
 TEST_F(AnswersTest, UnsupportedCallsSaySo) {
   Begin();
-  CUgraph graph = nullptr;
-  EXPECT_EQ(cuGraphCreate(&graph, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(cuGraphAddExternalSemaphoresSignalNode(nullptr, nullptr, nullptr, 0, nullptr),
+            CUDA_ERROR_NOT_SUPPORTED);
 }
 
 TEST_F(AnswersTest, VirtualMemory) {
