@@ -67,8 +67,11 @@ absl::StatusOr<uint64_t> DeviceAllocator::Allocate(int device, uint64_t owner, u
   }
   ASSIGN_OR_RETURN(Block block, NewBlock(device, owner, *bytes));
   const uint64_t address = block.address;
-  allocations_[address] = {
-      .device = device, .owner = owner, .slab = kNoAddress, .block = std::move(block)};
+  allocations_[address] = {.device = device,
+                           .owner = owner,
+                           .slab = kNoAddress,
+                           .block = std::move(block),
+                           .bytes = size};
   return address;
 }
 
@@ -91,7 +94,7 @@ absl::StatusOr<uint64_t> DeviceAllocator::AllocateInSlab(int device, uint64_t ow
   }
   ++slab->live;
   allocations_[address] = {
-      .device = device, .owner = owner, .slab = slab->block.address, .block = {}};
+      .device = device, .owner = owner, .slab = slab->block.address, .block = {}, .bytes = size};
   return address;
 }
 
@@ -332,7 +335,7 @@ absl::Status DeviceAllocator::Back(int device, uint64_t owner, uint64_t address,
   }
   ASSIGN_OR_RETURN(Block block, NewBlock(device, owner, size, address));
   allocations_[address] = {
-      .device = device, .owner = owner, .slab = kNoAddress, .block = std::move(block)};
+      .device = device, .owner = owner, .slab = kNoAddress, .block = std::move(block), .bytes = size};
   return absl::OkStatus();
 }
 

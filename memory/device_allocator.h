@@ -56,6 +56,24 @@ class DeviceAllocator {
   // Frees all of a context that is about to go, and waits for it.
   void FreeOwner(uint64_t owner);
 
+  // What another process needs to map memory of this one (CUDA IPC).
+  struct Shared {
+    uint64_t number = 0;       // names the physical memory in this process, for Export()
+    int device = 0;
+    uint64_t block_bytes = 0;  // of the physical memory
+    uint64_t offset = 0;       // where in it the allocation begins
+    uint64_t bytes = 0;        // from there to the allocation's end, or more
+  };
+  // Moves what holds the allocation that starts at `address` to physical memory that other processes
+  // can map, unless it is there already; the address stays. Waits for its owner's work; nobody may
+  // queue more meanwhile. Needs twice the bytes on the card while it moves.
+  // CUDA_ERROR_INVALID_VALUE if no allocation starts there, CUDA_ERROR_NOT_SUPPORTED without a window.
+  absl::StatusOr<Shared> Share(uint64_t address);
+  // A descriptor of what Share() numbered; CUDA_ERROR_INVALID_VALUE if it has been freed.
+  absl::StatusOr<UniqueFd> Export(uint64_t number);
+  // Maps what another process exported and charges it to the lease. Free() ends it.
+  absl::StatusOr<uint64_t> Import(uint64_t owner, const Shared& shared, int fd);
+
   // Bytes that Allocate() could still give: the limit less what is charged, not counting what is on
   // its way back.
   uint64_t FreeBytes(int device);
@@ -77,6 +95,7 @@ class DeviceAllocator {
     uint64_t bytes = 0;
     uint64_t handle = 0;
     bool mapped = false;
+    uint64_t shared_number = 0;  // not 0: other processes can map it
     Reservation reservation;
   };
   struct Slab {
@@ -96,6 +115,7 @@ class DeviceAllocator {
     uint64_t owner = 0;
     uint64_t slab = kNoAddress;  // base of the slab it lies in, or
     Block block;                 // memory of its own
+    uint64_t bytes = 0;          // as asked for
   };
   using Allocations = std::map<uint64_t, Allocation>;
 
@@ -112,6 +132,8 @@ class DeviceAllocator {
   bool DropEmptySlabs(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartFreeing(Allocations::iterator allocation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishFreeing(uint64_t address, Allocation allocation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeShareable(int device, uint64_t owner, Block* block)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsBeingFreed(uint64_t owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReclaimLoop();
 
@@ -132,6 +154,7 @@ class DeviceAllocator {
   // that the reclaiming thread has taken up.
   Allocations freed_ ABSL_GUARDED_BY(mutex_);
   Allocations reclaiming_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_shared_number_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<std::thread> reclaimer_ ABSL_GUARDED_BY(mutex_);  // started by the first Free
 };

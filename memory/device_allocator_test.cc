@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 
 #include "common/cuda_error.h"
+#include "common/status_macros.h"
 #include "common/status_matchers.h"
 
 namespace fargpu::memory {
@@ -36,6 +37,24 @@ class FakeMemoryDriver : public MemoryDriver {
     if (fail_create) return CudaError(CUDA_ERROR_OUT_OF_MEMORY, "physical");
     physical[++last_handle] = size;
     return last_handle;
+  }
+  absl::StatusOr<uint64_t> CreateShareable(int device, uint64_t size) override {
+    ASSIGN_OR_RETURN(const uint64_t handle, CreatePhysical(device, size));
+    shareable[handle] = size;
+    return handle;
+  }
+  absl::StatusOr<UniqueFd> ExportPhysical(uint64_t handle) override {
+    if (shareable.count(handle) == 0) return CudaError(CUDA_ERROR_INVALID_VALUE, "not shareable");
+    return UniqueFd(dup(0));
+  }
+  absl::StatusOr<uint64_t> ImportPhysical(int fd) override {
+    MutexLock lock(&mutex);
+    physical[++last_handle] = import_bytes;
+    return last_handle;
+  }
+  absl::Status Copy(uint64_t owner, uint64_t to, uint64_t from, uint64_t size) override {
+    copied_bytes += size;
+    return absl::OkStatus();
   }
   absl::Status ReleasePhysical(uint64_t handle) override {
     MutexLock lock(&mutex);
@@ -96,7 +115,9 @@ class FakeMemoryDriver : public MemoryDriver {
   bool busy = false;
   uint64_t last_handle = 0;
   uint64_t zeroed = 0;
-  std::map<uint64_t, uint64_t> physical, mapped, plain;
+  uint64_t copied_bytes = 0;
+  uint64_t import_bytes = 0;
+  std::map<uint64_t, uint64_t> physical, mapped, plain, shareable;
 };
 
 class DeviceAllocatorTest : public testing::Test {
@@ -269,6 +290,59 @@ TEST_F(DeviceAllocatorTest, ProgramsReserveAddressesInTheWindow) {
   EXPECT_THAT(allocator->ReleaseAddresses(a, 2 * kMiB), IsCudaError(CUDA_ERROR_INVALID_VALUE));
   EXPECT_THAT(allocator->ReleaseAddresses(memory, 2 * kMiB), IsCudaError(CUDA_ERROR_INVALID_VALUE));
   EXPECT_OK(allocator->ReleaseAddresses(a, 4 * kMiB));
+}
+
+TEST_F(DeviceAllocatorTest, SharesMemoryWhereItLies) {
+  const auto allocator = Allocator();
+  const auto large = allocator->Allocate(0, kOwner, 4 * kMiB);
+  const auto first = allocator->Allocate(0, kOwner, 1000);
+  const auto second = allocator->Allocate(0, kOwner, 1000);
+  ASSERT_OK(large);
+  ASSERT_OK(first);
+  ASSERT_OK(second);
+  const uint64_t used = ledger_->UsedBytes(0);
+  const auto shared_large = allocator->Share(*large);
+  const auto shared_first = allocator->Share(*first);
+  const auto shared_second = allocator->Share(*second);
+  ASSERT_OK(shared_large);
+  ASSERT_OK(shared_first);
+  ASSERT_OK(shared_second);
+  EXPECT_EQ(shared_large->block_bytes, 4 * kMiB);
+  EXPECT_EQ(shared_large->offset, 0u);
+  // Small ones have one slab, which moves once.
+  EXPECT_EQ(shared_first->number, shared_second->number);
+  EXPECT_EQ(shared_second->offset - shared_first->offset, *second - *first);
+  EXPECT_EQ(driver_.copied_bytes, 6 * kMiB);
+  EXPECT_EQ(driver_.mapped_count(), 2u);
+  EXPECT_EQ(ledger_->UsedBytes(0), used);
+  EXPECT_OK(allocator->Export(shared_large->number));
+  EXPECT_OK(allocator->Export(shared_first->number));
+  ASSERT_OK(allocator->Free(*large));
+  EXPECT_EQ(ToCuResult(allocator->Export(shared_large->number).status()), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ToCuResult(allocator->Share(*first + 512).status()), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(DeviceAllocatorTest, ChargesAndUnmapsWhatItImports) {
+  const auto allocator = Allocator();
+  driver_.import_bytes = 4 * kMiB;
+  const DeviceAllocator::Shared shared = {
+      .number = 1, .device = 1, .block_bytes = 4 * kMiB, .offset = 512, .bytes = 1000};
+  const auto address = allocator->Import(kOwner, shared, /*fd=*/0);
+  ASSERT_OK(address);
+  EXPECT_EQ(ledger_->UsedBytes(1), 4 * kMiB);
+  EXPECT_EQ(ToCuResult(allocator->Share(*address).status()), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_OK(allocator->Free(*address));
+  allocator->FreeOwner(kOwner);
+  EXPECT_EQ(ledger_->UsedBytes(1), 0u);
+  EXPECT_EQ(driver_.mapped_count(), 0u);
+  for (const DeviceAllocator::Shared& wrong :
+       {DeviceAllocator::Shared{1, 2, 4 * kMiB, 0, 1}, DeviceAllocator::Shared{1, 0, kMiB, 0, 1},
+        DeviceAllocator::Shared{1, 0, 4 * kMiB, 4 * kMiB, 1},
+        DeviceAllocator::Shared{1, 0, 4 * kMiB, 4 * kMiB - 1, 2}}) {
+    EXPECT_EQ(ToCuResult(allocator->Import(kOwner, wrong, 0).status()), CUDA_ERROR_INVALID_VALUE);
+  }
+  EXPECT_EQ(ToCuResult(allocator->Import(kOwner, {1, 0, 128 * kMiB, 0, 1}, 0).status()),
+            CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 }  // namespace

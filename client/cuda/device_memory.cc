@@ -7,12 +7,13 @@
 namespace fargpu::client {
 
 absl::Status RememberDeviceMemory(Session& session, CUdeviceptr dptr, size_t bytes,
-                                  CUmemoryPool pool) {
+                                  CUmemoryPool pool, Maker maker) {
   ASSIGN_OR_RETURN(const Context* context, session.CurrentActive());
   const absl::Status inserted = session.device_memory().Insert({.begin = dptr,
                                                                 .bytes = bytes,
                                                                 .context = context->handle,
                                                                 .device = context->device,
+                                                                .imported = maker == Maker::kOther,
                                                                 .pool = pool});
   const bool inside = !session.window().known() || session.window().Contains(dptr);
   if (inserted.ok() && inside && dptr != 0) {
@@ -55,7 +56,8 @@ absl::Status FreeGraphMemory(Session& session, CUdeviceptr dptr) {
 
 absl::Status FreeDeviceMemory(Session& session, CUdeviceptr dptr) {
   const std::optional<MemoryRange> range = session.device_memory().Find(dptr);
-  if (!range.has_value() || range->begin != dptr || range->reserved || range->variable) {
+  if (!range.has_value() || range->begin != dptr || range->reserved || range->variable ||
+      range->imported) {
     return CudaError(CUDA_ERROR_INVALID_VALUE,
                      absl::StrCat("0x", absl::Hex(dptr), " begins no allocation"));
   }

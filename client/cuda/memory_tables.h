@@ -26,6 +26,7 @@ struct MemoryRange {
       false;  // device memory: an address range of cuMemAddressReserve, not an allocation
   bool managed = false;         // device memory: of the host too, see shared_memory.h
   bool graph = false;           // device memory: of a graph's node that allocates
+  bool imported = false;        // device memory: of another process (cuIpcOpenMemHandle)
   bool variable = false;        // device memory: of a module, which the program cannot free
   CUmemoryPool pool = nullptr;  // device memory: that it counts for
   uintptr_t end() const { return begin + bytes; }

@@ -63,6 +63,30 @@ absl::StatusOr<uint64_t> DriverMemory::CreatePhysical(int device, uint64_t size)
   return handle;
 }
 
+absl::StatusOr<uint64_t> DriverMemory::CreateShareable(int device, uint64_t size) {
+  CUmemAllocationProp properties = DeviceMemoryProperties(devices_.at(static_cast<size_t>(device)));
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle handle = 0;
+  RETURN_IF_CUDA_ERROR(driver_->cuMemCreate(&handle, size, &properties, 0));
+  return handle;
+}
+
+absl::StatusOr<UniqueFd> DriverMemory::ExportPhysical(uint64_t handle) {
+  int fd = -1;
+  RETURN_IF_CUDA_ERROR(driver_->cuMemExportToShareableHandle(
+      &fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  return UniqueFd(fd);
+}
+
+absl::StatusOr<uint64_t> DriverMemory::ImportPhysical(int fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  // The descriptor is the pointer's value.
+  RETURN_IF_CUDA_ERROR(driver_->cuMemImportFromShareableHandle(
+      &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  return handle;
+}
+
 absl::Status DriverMemory::ReleasePhysical(uint64_t handle) {
   RETURN_IF_CUDA_ERROR(driver_->cuMemRelease(handle));
   return absl::OkStatus();
@@ -110,6 +134,17 @@ absl::Status DriverMemory::Zero(uint64_t owner, uint64_t address, uint64_t size)
   RETURN_IF_CUDA_ERROR(driver_->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   const absl::Cleanup destroy = [&] { driver_->cuStreamDestroy_v2(stream); };
   RETURN_IF_CUDA_ERROR(driver_->cuMemsetD8Async(address, 0, size, stream));
+  RETURN_IF_CUDA_ERROR(driver_->cuStreamSynchronize(stream));
+  return absl::OkStatus();
+}
+
+absl::Status DriverMemory::Copy(uint64_t owner, uint64_t to, uint64_t from, uint64_t size) {
+  const ScopedContext context(driver_, owner);
+  RETURN_IF_CUDA_ERROR(context.result());
+  CUstream stream = nullptr;
+  RETURN_IF_CUDA_ERROR(driver_->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  const absl::Cleanup destroy = [&] { driver_->cuStreamDestroy_v2(stream); };
+  RETURN_IF_CUDA_ERROR(driver_->cuMemcpyDtoDAsync_v2(to, from, size, stream));
   RETURN_IF_CUDA_ERROR(driver_->cuStreamSynchronize(stream));
   return absl::OkStatus();
 }

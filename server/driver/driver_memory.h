@@ -22,9 +22,13 @@ class DriverMemory : public memory::MemoryDriver {
   absl::Status ReleasePhysical(uint64_t handle) override;
   absl::Status Map(int device, uint64_t address, uint64_t size, uint64_t handle) override;
   absl::Status Unmap(uint64_t address, uint64_t size) override;
+  absl::StatusOr<uint64_t> CreateShareable(int device, uint64_t size) override;
+  absl::StatusOr<UniqueFd> ExportPhysical(uint64_t handle) override;
+  absl::StatusOr<uint64_t> ImportPhysical(int fd) override;
   absl::StatusOr<uint64_t> Allocate(uint64_t owner, uint64_t size) override;
   absl::Status Free(uint64_t owner, uint64_t address) override;
   absl::Status Zero(uint64_t owner, uint64_t address, uint64_t size) override;
+  absl::Status Copy(uint64_t owner, uint64_t to, uint64_t from, uint64_t size) override;
   absl::Status WaitIdle(uint64_t owner) override;
 
  private:

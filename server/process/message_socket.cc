@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "common/status_macros.h"
@@ -15,15 +17,25 @@
 namespace fargpu::server {
 namespace {
 
-absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
+struct Address {
+  sockaddr_un name = {};
+  socklen_t bytes = sizeof(sockaddr_un);
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
+};
+
+absl::StatusOr<Address> AddressOf(const std::string& path) {
+  Address address;
+  address.name.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.name.sun_path)) {
     return absl::InvalidArgumentError(absl::StrCat("the socket path ", path, " has ", path.size(),
-                                                   " bytes; ", sizeof(address.sun_path) - 1,
+                                                   " bytes; ", sizeof(address.name.sun_path) - 1,
                                                    " are possible"));
   }
-  std::memcpy(address.sun_path, path.data(), path.size());
+  std::memcpy(address.name.sun_path, path.data(), path.size());
+  if (absl::StartsWith(path, "@")) {
+    address.name.sun_path[0] = '\0';
+    address.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+  }
   return address;
 }
 
@@ -38,12 +50,12 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> MessageSocket::Pair() {
 }
 
 absl::StatusOr<UniqueFd> MessageSocket::Listen(const std::string& path) {
-  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  ASSIGN_OR_RETURN(const Address address, AddressOf(path));
   UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_fd.valid()) return ErrnoStatus("socket");
   // Only the daemon that holds the run directory's lock comes here, so what is there is stale.
-  unlink(path.c_str());
-  if (bind(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  if (!absl::StartsWith(path, "@")) unlink(path.c_str());
+  if (bind(socket_fd.get(), address.get(), address.bytes) != 0) {
     return ErrnoStatus(absl::StrCat("bind ", path));
   }
   if (listen(socket_fd.get(), 128) != 0) return ErrnoStatus(absl::StrCat("listen ", path));
@@ -51,10 +63,10 @@ absl::StatusOr<UniqueFd> MessageSocket::Listen(const std::string& path) {
 }
 
 absl::StatusOr<UniqueFd> MessageSocket::Connect(const std::string& path) {
-  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  ASSIGN_OR_RETURN(const Address address, AddressOf(path));
   UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket_fd.valid()) return ErrnoStatus("socket");
-  if (connect(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  if (connect(socket_fd.get(), address.get(), address.bytes) != 0) {
     return ErrnoStatus(absl::StrCat("connect ", path));
   }
   return socket_fd;

@@ -24,6 +24,8 @@ class MessageSocket {
 
   // Two connected ends, close-on-exec.
   static absl::StatusOr<std::pair<UniqueFd, UniqueFd>> Pair();
+  // "@name" stands for a name that is in no file system (unix(7), abstract): it goes with the
+  // socket, and any user of the machine can connect to it.
   static absl::StatusOr<UniqueFd> Listen(const std::string& path);
   static absl::StatusOr<UniqueFd> Connect(const std::string& path);
 

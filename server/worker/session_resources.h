@@ -18,6 +18,7 @@
 #include "server/worker/async_copies.h"
 #include "server/worker/host_functions.h"
 #include "server/worker/image_store.h"
+#include "server/worker/memory_exchange.h"
 #include "server/worker/objects.h"
 #include "server/worker/shared_memory.h"
 
@@ -85,6 +86,7 @@ struct SessionResources {
   ThreadStreams thread_streams;
   ProgramMappings program_mappings;
   SharedMemory shared_memory;
+  MemoryExchange memory_exchange;
 
   // Grows whenever a context goes, so that threads forget what they believed to be current.
   std::atomic<uint64_t> context_epoch{0};

@@ -111,6 +111,7 @@ absl::Status StartServing(const WorkerOptions& options, const DaemonMessage& sta
 
   serving->resources = std::make_unique<SessionResources>(
       driver, devices, serving->ledger.get(), serving->allocator.get(), &serving->admission);
+  serving->resources->memory_exchange.Start(serving->allocator.get(), start.lease, start.session);
   Session::Options session_options;
   session_options.link.active_spin = kActiveSpin;
   serving->session =

@@ -1,5 +1,6 @@
 """What leases promise: memory of one's own, limits, refusals, and that all comes back."""
 
+import shlex
 import signal
 import unittest
 
@@ -51,6 +52,26 @@ class LeasesTest(E2eTest):
                     result = pool.run('alloc_limit', memory='256MiB', FARGPU_TRANSPORT=transport)
                     self.assert_succeeds(result)
                     self.assertEqual(expected.stdout, result.stdout)
+
+    def test_processes_of_one_lease_share_memory_and_others_are_refused(self):
+        for transport in ('tcp', 'shm'):
+            with self.subTest(transport), Pool(softgpu='memory=4GiB', FARGPU_TRANSPORT=transport) as pool:
+                handle = pool.home / 'handle'
+                program = shlex.join(map(str, preloaded(PROGRAMS / 'ipc_memory')))
+                # The shell's two programs have one lease.
+                both = pool.start('/bin/sh', '-c', f'{program} offer {handle} & '
+                                  f'while [ ! -e {handle} ]; do sleep 0.1; done; '
+                                  f'{program} take {handle}; '
+                                  f'while [ -e {handle} ]; do sleep 0.1; done; wait')
+                both.wait_for_output('opened')
+                stranger = pool.run('ipc_memory', 'take', str(handle))
+                self.assert_succeeds(stranger)
+                self.assertEqual(b'cudaErrorInvalidValue\n', stranger.stdout)
+                handle.unlink()
+                result = both.wait()
+                self.assert_succeeds(result)
+                self.assertIn(b'done', result.stdout)
+                self.assertIn('another lease', pool.logs())
 
     def test_program_sees_the_size_of_its_lease(self):
         with Pool(softgpu='memory=4GiB') as pool:

@@ -372,4 +372,29 @@ CUresult cuCtxDetach(CUcontext ctx) {
   });
 }
 
+// No card of a lease reaches another's memory, as cuDeviceCanAccessPeer says.
+CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {
+  return AtCudaEdge("cuCtxEnablePeerAccess", [&](Session& session) -> absl::Status {
+    ASSIGN_OR_RETURN(const Context* current, session.CurrentActive());
+    if (Flags != 0) return CudaError(CUDA_ERROR_INVALID_VALUE, absl::StrCat("flags ", Flags));
+    const absl::StatusOr<Context*> peer = session.FindContext(peerContext);
+    if (!peer.ok() || (*peer)->device == current->device) {
+      return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no context of another device");
+    }
+    return CudaError(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+                     absl::StrCat("device ", current->device, " cannot reach memory of device ",
+                                  (*peer)->device));
+  });
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext peerContext) {
+  return AtCudaEdge("cuCtxDisablePeerAccess", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
+    if (!session.FindContext(peerContext).ok()) {
+      return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no such context");
+    }
+    return CudaError(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, "peer access is not enabled");
+  });
+}
+
 }  // namespace fargpu::client::api

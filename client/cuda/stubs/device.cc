@@ -181,6 +181,7 @@ CUresult cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDe
     RETURN_IF_ERROR(NotNull(canAccessPeer, "canAccessPeer"));
     RETURN_IF_ERROR(session.devices().Check(dev));
     RETURN_IF_ERROR(session.devices().Check(peerDev));
+    // Memory is mapped for its own card only (server/driver/driver_memory.cc).
     *canAccessPeer = 0;
     return absl::OkStatus();
   });
@@ -194,6 +195,11 @@ CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attrib, CUdev
     RETURN_IF_ERROR(session.devices().Check(dstDevice));
     if (srcDevice == dstDevice) {
       return CudaError(CUDA_ERROR_INVALID_DEVICE, "source and destination are one device");
+    }
+    if (attrib < CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ||
+        attrib > CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("attribute ", static_cast<int>(attrib)));
     }
     *value = 0;
     return absl::OkStatus();
