@@ -334,8 +334,11 @@ absl::Status DeviceAllocator::Back(int device, uint64_t owner, uint64_t address,
                                   " bytes without memory starts at 0x", absl::Hex(address)));
   }
   ASSIGN_OR_RETURN(Block block, NewBlock(device, owner, size, address));
-  allocations_[address] = {
-      .device = device, .owner = owner, .slab = kNoAddress, .block = std::move(block), .bytes = size};
+  allocations_[address] = {.device = device,
+                           .owner = owner,
+                           .slab = kNoAddress,
+                           .block = std::move(block),
+                           .bytes = size};
   return absl::OkStatus();
 }
 

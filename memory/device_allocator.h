@@ -58,16 +58,17 @@ class DeviceAllocator {
 
   // What another process needs to map memory of this one (CUDA IPC).
   struct Shared {
-    uint64_t number = 0;       // names the physical memory in this process, for Export()
+    uint64_t number = 0;  // names the physical memory in this process, for Export()
     int device = 0;
     uint64_t block_bytes = 0;  // of the physical memory
     uint64_t offset = 0;       // where in it the allocation begins
     uint64_t bytes = 0;        // from there to the allocation's end, or more
   };
-  // Moves what holds the allocation that starts at `address` to physical memory that other processes
-  // can map, unless it is there already; the address stays. Waits for its owner's work; nobody may
-  // queue more meanwhile. Needs twice the bytes on the card while it moves.
-  // CUDA_ERROR_INVALID_VALUE if no allocation starts there, CUDA_ERROR_NOT_SUPPORTED without a window.
+  // Moves what holds the allocation that starts at `address` to physical memory that other
+  // processes can map, unless it is there already; the address stays. Waits for its owner's work;
+  // nobody may queue more meanwhile. Needs twice the bytes on the card while it moves.
+  // CUDA_ERROR_INVALID_VALUE if no allocation starts there, CUDA_ERROR_NOT_SUPPORTED without a
+  // window.
   absl::StatusOr<Shared> Share(uint64_t address);
   // A descriptor of what Share() numbered; CUDA_ERROR_INVALID_VALUE if it has been freed.
   absl::StatusOr<UniqueFd> Export(uint64_t number);

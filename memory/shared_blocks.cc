@@ -18,9 +18,8 @@ absl::Status DeviceAllocator::MakeShareable(int device, uint64_t owner, Block* b
     return CudaError(CUDA_ERROR_OUT_OF_MEMORY,
                      absl::StrCat("no ", block->bytes, " bytes of addresses to move memory"));
   }
-  const absl::Cleanup free_aside = [this, aside]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    window_.Free(aside);
-  };
+  const absl::Cleanup free_aside = [this, aside]()
+                                       ABSL_NO_THREAD_SAFETY_ANALYSIS { window_.Free(aside); };
   ASSIGN_OR_RETURN(const uint64_t fresh, driver_->CreateShareable(device, block->bytes));
   absl::Status status = driver_->Map(device, aside, block->bytes, fresh);
   if (status.ok()) {
@@ -65,8 +64,8 @@ absl::StatusOr<DeviceAllocator::Shared> DeviceAllocator::Share(uint64_t address)
                      absl::StrCat("no allocation starts at 0x", absl::Hex(address)));
   }
   Allocation& allocation = found->second;
-  Block* const block = allocation.slab != kNoAddress ? &slabs_.at(allocation.slab).block
-                                                     : &allocation.block;
+  Block* const block =
+      allocation.slab != kNoAddress ? &slabs_.at(allocation.slab).block : &allocation.block;
   if (block->address != address && allocation.slab == kNoAddress) {
     return CudaError(CUDA_ERROR_INVALID_VALUE, "memory of another process is not passed on");
   }

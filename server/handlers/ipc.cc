@@ -29,9 +29,9 @@ absl::Status IpcOpenMemHandleV2(const wire::IpcOpenMemHandleV2Request& request, 
                      absl::StrCat("memory of device ", taken.shared.device,
                                   " opened in a context of device ", context.device));
   }
-  ASSIGN_OR_RETURN(reply->dptr, call.resources().allocator->Import(
-                                    reinterpret_cast<uint64_t>(context.handle), taken.shared,
-                                    taken.fd.get()));
+  ASSIGN_OR_RETURN(reply->dptr,
+                   call.resources().allocator->Import(reinterpret_cast<uint64_t>(context.handle),
+                                                      taken.shared, taken.fd.get()));
   reply->bytes = taken.shared.bytes;
   return absl::OkStatus();
 }

@@ -87,8 +87,7 @@ MemoryExchange::~MemoryExchange() {
   server->join();
 }
 
-void MemoryExchange::Start(memory::DeviceAllocator* allocator, const Id& lease,
-                           const Id& session) {
+void MemoryExchange::Start(memory::DeviceAllocator* allocator, const Id& lease, const Id& session) {
   allocator_ = allocator;
   lease_ = lease;
   session_ = session;
@@ -193,9 +192,8 @@ void MemoryExchange::Answer(UniqueFd connection) {
     FARGPU_LOG(kWarning, "a session of another lease asked for memory of this one; refused");
   }
   const int descriptor = fd.get();
-  const absl::Status sent =
-      socket.SendMessage(given, fd.valid() ? absl::MakeConstSpan(&descriptor, 1)
-                                           : absl::Span<const int>());
+  const absl::Status sent = socket.SendMessage(
+      given, fd.valid() ? absl::MakeConstSpan(&descriptor, 1) : absl::Span<const int>());
   if (!sent.ok()) FARGPU_LOG(kDebug, "sharing memory: ", std::string(sent.message()));
 }
 

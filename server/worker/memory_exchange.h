@@ -55,7 +55,7 @@ class MemoryExchange {
   Mutex mutex_;
   std::map<Id, memory::DeviceAllocator::Shared> offers_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<std::thread> server_ ABSL_GUARDED_BY(mutex_);  // started by the first Offer()
-  UniqueFd listener_;   // set before server_ starts
+  UniqueFd listener_;                                            // set before server_ starts
   UniqueFd stop_;
 };
 

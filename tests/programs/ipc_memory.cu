@@ -3,10 +3,11 @@
 //   ipc_memory              both processes, by fork
 //   ipc_memory offer FILE   makes memory, writes its handle to FILE, waits for FILE to go
 //   ipc_memory take FILE    opens the handle in FILE; prints "opened" or the error
-#include <cstring>
-#include <string>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "check.h"

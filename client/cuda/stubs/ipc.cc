@@ -41,7 +41,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
     RETURN_IF_ERROR(NotNull(pHandle, "pHandle"));
     const std::optional<MemoryRange> range = session.device_memory().Find(dptr);
     if (!range.has_value() || range->reserved || range->variable || range->managed ||
-        range->imported || range->pool != nullptr) {
+        range->imported || range->graph || range->pool != nullptr) {
       return CudaError(CUDA_ERROR_INVALID_VALUE,
                        absl::StrCat("0x", absl::Hex(dptr), " is not memory of cuMemAlloc"));
     }
@@ -59,15 +59,13 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags) {
-  return AtCudaEdge("cuIpcOpenMemHandle", [&](Session& session) {
-    return OpenMemory(session, pdptr, handle, Flags);
-  });
+  return AtCudaEdge("cuIpcOpenMemHandle",
+                    [&](Session& session) { return OpenMemory(session, pdptr, handle, Flags); });
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags) {
-  return AtCudaEdge("cuIpcOpenMemHandle_v2", [&](Session& session) {
-    return OpenMemory(session, pdptr, handle, Flags);
-  });
+  return AtCudaEdge("cuIpcOpenMemHandle_v2",
+                    [&](Session& session) { return OpenMemory(session, pdptr, handle, Flags); });
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr dptr) {
