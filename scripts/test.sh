@@ -3,6 +3,7 @@
 # Ends with one line "N passed, N failed" and a matching exit status; -h for what it can leave out.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+unset CUDA_VISIBLE_DEVICES  # some tests want two software cards
 
 usage() {
   cat <<'TXT'

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <cudaProfiler.h>
 #include <thread>
@@ -40,6 +41,23 @@ TEST(AaaBeforeInitTest, ForkBeforeInitWorks) {
     int count = 0;
     _exit(cuInit(0) == CUDA_SUCCESS && cuDeviceGetCount(&count) == CUDA_SUCCESS && count == 2 ? 0
                                                                                               : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(AaaBeforeInitTest, NoVisibleDeviceIsNoDevice) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
+    int count = 0;
+    _exit(cuInit(0) == CUDA_ERROR_NO_DEVICE &&
+                  cuDeviceGetCount(&count) == CUDA_ERROR_NOT_INITIALIZED
+              ? 0
+              : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -124,17 +142,18 @@ TEST_F(DeviceTest, UuidAndPciIdNameACard) {
   EXPECT_NE(std::memcmp(&first, &second, sizeof(first)), 0);
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuDeviceGetUuid(nullptr, 0));
   char id[16];
+  // CUDA_VISIBLE_DEVICES (driver_test_environment.cc) hides 0000:11:00.0.
   EXPECT_SUCCESS(cuDeviceGetPCIBusId(id, sizeof(id), 1));
-  EXPECT_THAT(id, StrEq("0000:11:00.0"));
+  EXPECT_THAT(id, StrEq("0000:12:00.0"));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuDeviceGetPCIBusId(id, 12, 1));
   CUdevice device = -1;
-  EXPECT_SUCCESS(cuDeviceGetByPCIBusId(&device, "0000:11:00.0"));
+  EXPECT_SUCCESS(cuDeviceGetByPCIBusId(&device, "0000:12:00.0"));
   EXPECT_EQ(device, 1);
   EXPECT_SUCCESS(cuDeviceGetByPCIBusId(&device, "10:00"));
   EXPECT_EQ(device, 0);
-  EXPECT_SUCCESS(cuDeviceGetByPCIBusId(&device, "0:11:0"));
+  EXPECT_SUCCESS(cuDeviceGetByPCIBusId(&device, "0:12:0"));
   EXPECT_EQ(device, 1);
-  EXPECT_CU(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetByPCIBusId(&device, "0000:12:00.0"));
+  EXPECT_CU(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetByPCIBusId(&device, "0000:11:00.0"));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuDeviceGetByPCIBusId(&device, "card"));
   EXPECT_CU(CUDA_ERROR_INVALID_VALUE, cuDeviceGetByPCIBusId(&device, nullptr));
 }

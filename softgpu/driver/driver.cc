@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "protocol/driver_abi/context_storage.h"
+#include "protocol/driver_abi/visible_devices.h"
 #include "softgpu/driver/array.h"
 #include "softgpu/driver/compiler_standins.h"
 #include "softgpu/driver/export_table_host.h"
@@ -67,6 +68,23 @@ std::vector<uint64_t> Capacities(const DeviceConfig& config) {
   return capacities;
 }
 
+// The program's devices are those of the machine that `variable` names, in its order.
+absl::Status KeepVisibleDevices(const char* variable, DeviceConfig* config) {
+  std::vector<driver_abi::DeviceUuid> uuids;
+  for (const DeviceSpec& device : config->devices) uuids.push_back(device.uuid);
+  std::vector<DeviceSpec> kept;
+  for (const int device : driver_abi::VisibleDevices(variable, uuids)) {
+    kept.push_back(config->devices[device]);
+  }
+  if (kept.empty()) {
+    return CudaError(CUDA_ERROR_NO_DEVICE,
+                     absl::StrCat("CUDA_VISIBLE_DEVICES=\"", variable, "\" shows none of ",
+                                  uuids.size(), " devices"));
+  }
+  config->devices = std::move(kept);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<CUcontext>& CurrentContextStack() {
@@ -103,6 +121,7 @@ absl::Status Driver::Init() {
     std::fprintf(stderr, "fargpu: %s\n", std::string(config.status().message()).c_str());
     return CudaError(CUDA_ERROR_INVALID_VALUE, config.status().message());
   }
+  RETURN_IF_ERROR(KeepVisibleDevices(std::getenv("CUDA_VISIBLE_DEVICES"), &*config));
   if (DeviceWindow().size == 0) {
     return CudaError(CUDA_ERROR_OUT_OF_MEMORY, "no address range for device memory");
   }

@@ -53,7 +53,8 @@ class Driver {
  public:
   // The driver, or nullptr before a successful cuInit and in a child that was forked after it.
   static Driver* Get();
-  // cuInit: makes the driver from FARGPU_SOFTGPU. Repeating it is harmless.
+  // cuInit: makes the driver from FARGPU_SOFTGPU and CUDA_VISIBLE_DEVICES. Repeating it is
+  // harmless.
   static absl::Status Init();
 
   explicit Driver(DeviceConfig config);

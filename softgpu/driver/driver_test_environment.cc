@@ -7,8 +7,10 @@ namespace {
 class DriverTestEnvironment : public ::testing::Environment {
  public:
   void SetUp() override {
-    setenv("FARGPU_SOFTGPU", "devices=2,memory=256MiB,name=Test Card,sms=4,machine=test",
+    setenv("FARGPU_SOFTGPU", "devices=3,memory=256MiB,name=Test Card,sms=4,machine=test",
            /*overwrite=*/1);
+    // The tests see two of the machine's three cards.
+    setenv("CUDA_VISIBLE_DEVICES", "0,2", /*overwrite=*/1);
   }
 };
 

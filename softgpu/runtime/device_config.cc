@@ -30,6 +30,13 @@ constexpr uint64_t kDefaultMemory = 4096 * kMiB;
 constexpr int kFirstPciBus = 0x10;
 constexpr size_t kLongestName = 255;  // cudaDeviceProp::name holds 256 with its NUL
 
+constexpr absl::string_view kMessagePrefix = "FARGPU_SOFTGPU: ";
+
+absl::string_view WithoutPrefix(absl::string_view message) {
+  absl::ConsumePrefix(&message, kMessagePrefix);
+  return message;
+}
+
 absl::Status BadValue(absl::string_view key, absl::string_view value, absl::string_view allowed) {
   return absl::InvalidArgumentError(
       absl::StrCat("FARGPU_SOFTGPU: ", key, "=\"", value, "\": expected ", allowed));
@@ -196,7 +203,8 @@ absl::StatusOr<DeviceConfig> ParseDeviceConfigFile(absl::string_view contents,
   bool in_device = false;
   int number = 0;
   const auto error = [&](absl::string_view message) {
-    return absl::InvalidArgumentError(absl::StrCat("FARGPU_SOFTGPU: line ", number, ": ", message));
+    return absl::InvalidArgumentError(
+        absl::StrCat(kMessagePrefix, "line ", number, ": ", WithoutPrefix(message)));
   };
   for (absl::string_view line : absl::StrSplit(contents, '\n')) {
     ++number;
@@ -242,7 +250,10 @@ absl::StatusOr<DeviceConfig> ReadDeviceConfig(absl::string_view variable, const 
   }
   const std::string contents((std::istreambuf_iterator<char>(file)),
                              std::istreambuf_iterator<char>());
-  return ParseDeviceConfigFile(contents, host);
+  absl::StatusOr<DeviceConfig> config = ParseDeviceConfigFile(contents, host);
+  if (config.ok()) return config;
+  return absl::InvalidArgumentError(
+      absl::StrCat(kMessagePrefix, variable, ": ", WithoutPrefix(config.status().message())));
 }
 
 }  // namespace fargpu::softgpu

@@ -1,6 +1,7 @@
 #include "softgpu/runtime/device_config.h"
 
 #include <cstring>
+#include <fstream>
 
 #include "common/status_matchers.h"
 
@@ -8,6 +9,7 @@ namespace fargpu::softgpu {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 const HostFacts kHost{.memory_bytes = 64 * kGiB, .machine_id = "machine"};
@@ -88,6 +90,10 @@ memory = "512MiB"
   EXPECT_THAT(message("name = \"a,b\""), HasSubstr("must not contain"));
   EXPECT_THAT(std::string(ReadDeviceConfig("/no/such.toml", kHost).status().message()),
               HasSubstr("cannot open the file /no/such.toml"));
+  const std::string path = ::testing::TempDir() + "/device_config_test.toml";
+  std::ofstream(path) << "[[device]]\nsms = 0\n";
+  EXPECT_THAT(std::string(ReadDeviceConfig(path, kHost).status().message()),
+              StartsWith("FARGPU_SOFTGPU: " + path + ": line 2: sms=\"0\": expected a number"));
 }
 
 TEST(DeviceConfigTest, CardsDifferAndStayTheSame) {

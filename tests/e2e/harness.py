@@ -37,7 +37,7 @@ MIB = 1 << 20
 def clean_environment(**extra):
     """The caller's environment without what would lead a program to another pool or driver."""
     environment = {name: value for name, value in os.environ.items()
-                   if not name.startswith(('FARGPU_', 'UCX_', 'LD_'))}
+                   if not name.startswith(('FARGPU_', 'UCX_', 'LD_', 'CUDA_VISIBLE_'))}
     environment['LD_LIBRARY_PATH'] = CUDA_LIBRARIES
     for name, value in extra.items():
         if value is not None:
