@@ -343,4 +343,12 @@ absl::StatusOr<std::vector<CaptureDependency>> ReadDependencies(const CUgraphNod
   return dependencies;
 }
 
+void EndCaptures(Driver& driver, const Context& context) {
+  MutexLock lock(&driver.graph_mutex);
+  const std::vector<std::shared_ptr<Capture>> captures = driver.captures;
+  for (const std::shared_ptr<Capture>& capture : captures) {
+    if (capture->context == context.id) Finish(driver, capture);
+  }
+}
+
 }  // namespace fargpu::softgpu

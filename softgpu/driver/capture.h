@@ -87,4 +87,7 @@ absl::StatusOr<std::vector<CaptureDependency>> ReadDependencies(const CUgraphNod
                                                                 const CUgraphEdgeData* edges,
                                                                 size_t count);
 
+// Ends all captures of a context's streams: the context goes.
+void EndCaptures(Driver& driver, const Context& context);
+
 }  // namespace fargpu::softgpu

@@ -122,7 +122,8 @@ CUresult PopContext(const char* call, CUcontext* out) {
 
 // The context that `handle` names, or the current one for nullptr.
 absl::StatusOr<std::shared_ptr<Context>> ContextOrCurrent(Driver& driver, CUcontext handle) {
-  return driver.FindContext(handle == nullptr ? CurrentContextHandle() : handle);
+  if (handle == nullptr) return driver.CurrentContext();
+  return driver.FindContext(handle);
 }
 
 CUresult SynchronizeContext(const char* call, CUcontext handle) {
@@ -140,12 +141,12 @@ CUresult SynchronizeContext(const char* call, CUcontext handle) {
 CUresult GetContextDevice(const char* call, CUdevice* device, CUcontext handle) {
   return WithDriver(call, [&](Driver& driver) -> absl::Status {
     RETURN_IF_NULL(device);
-    if (handle == nullptr) handle = CurrentContextHandle();
-    if (const int primary = driver.PrimaryDevice(handle); primary >= 0) {
+    const CUcontext meant = handle == nullptr ? CurrentContextHandle() : handle;
+    if (const int primary = driver.PrimaryDevice(meant); primary >= 0) {
       *device = primary;
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(const auto context, driver.FindContext(handle));
+    ASSIGN_OR_RETURN(const auto context, ContextOrCurrent(driver, handle));
     *device = context->device;
     return absl::OkStatus();
   });

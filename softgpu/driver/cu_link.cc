@@ -1,5 +1,7 @@
 // Linking of PTX by programs (cuLink*).
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -93,6 +95,9 @@ CUresult AddFile(const char* call, CUlinkState handle, CUjitInputType type, cons
     RETURN_IF_ERROR(CheckInputType(type));
     RETURN_IF_ERROR(JitOptions::Parse(count, options, values).status());
     if (type == CU_JIT_INPUT_OBJECT || type == CU_JIT_INPUT_LIBRARY) {
+      if (access(path, R_OK) != 0) {
+        return CudaError(CUDA_ERROR_FILE_NOT_FOUND, absl::StrCat("cannot open ", path));
+      }
       return AddTexts(*state, std::vector<std::string>{}, path);
     }
     return AddTexts(*state, ReadImageFile(path, Capability(driver)), path);

@@ -17,6 +17,7 @@
 #include "protocol/driver_abi/context_storage.h"
 #include "protocol/driver_abi/visible_devices.h"
 #include "softgpu/driver/array.h"
+#include "softgpu/driver/capture.h"
 #include "softgpu/driver/compiler_standins.h"
 #include "softgpu/driver/export_table_host.h"
 #include "softgpu/driver/green_context.h"
@@ -172,6 +173,12 @@ bool Driver::IsContextHandle(CUcontext handle) {
 }
 
 absl::StatusOr<std::shared_ptr<Context>> Driver::FindContext(CUcontext handle) {
+  if (std::shared_ptr<Context> context = contexts.Find(handle)) return context;
+  return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no such context, or one that is not active");
+}
+
+absl::StatusOr<std::shared_ptr<Context>> Driver::CurrentContext() {
+  const CUcontext handle = CurrentContextHandle();
   if (handle == nullptr) return CudaError(CUDA_ERROR_INVALID_CONTEXT, "no context is current");
   if (std::shared_ptr<Context> context = contexts.Find(handle)) return context;
   if (const int device = PrimaryDevice(handle); device >= 0) {
@@ -183,10 +190,6 @@ absl::StatusOr<std::shared_ptr<Context>> Driver::FindContext(CUcontext handle) {
     }
   }
   return CudaError(CUDA_ERROR_CONTEXT_IS_DESTROYED, "the current context was destroyed");
-}
-
-absl::StatusOr<std::shared_ptr<Context>> Driver::CurrentContext() {
-  return FindContext(CurrentContextHandle());
 }
 
 std::shared_ptr<Context> Driver::CreateContext(CUcontext handle, int device, unsigned flags,
@@ -208,6 +211,7 @@ void Driver::DestroyContext(const std::shared_ptr<Context>& context) {
   contexts.RemoveIf([&](const Context& other) { return &other == context.get(); });
 
   const auto belongs = [&](const auto& object) { return object.context.lock() == context; };
+  EndCaptures(*this, *context);
   streams.RemoveIf(belongs);
   arrays.RemoveIf(belongs);
   mipmapped_arrays.RemoveIf(belongs);

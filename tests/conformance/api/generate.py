@@ -71,8 +71,11 @@ def argument(call, arg, index, cases):
         return f'a.Struct<{kind}>({index})', ['bad']
     if kind == 'CUdevice':
         return f'a.Device({index})', DEVICE_CASES
-    if kind in ('CUdeviceptr', 'CUdeviceptr_v1'):
-        return f'static_cast<{kind}>(a.Address({index}))', POINTER_CASES
+    if kind == 'CUdeviceptr_v1':
+        # No memory has such an address.
+        return f'a.Narrow({index}, 4096)', ['0']
+    if kind == 'CUdeviceptr':
+        return f'a.Address({index})', POINTER_CASES
     if kind == 'float':
         return f'a.Float({index})', ['-1', 'nan']
     if kind in WIDE:

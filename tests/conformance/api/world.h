@@ -184,7 +184,7 @@ class Arguments {
     if (index == varied_ && variant_ == "wild") return 4096;
     const CUdeviceptr address = world_.MakeMemory();
     if (index == varied_ && variant_ == "freed") CALL(cuMemFree_v2)(address);
-    if (index == varied_ && variant_ == "end") return address + kMemoryBytes;
+    if (index == varied_ && variant_ == "end") return address + kMemoryBytes - 1;
     return address;
   }
   float Float(int index) {
