@@ -15,4 +15,12 @@ inline absl::Status NotNull(const void* pointer, const char* name) {
   return CudaError(CUDA_ERROR_INVALID_VALUE, absl::StrCat(name, " is null"));
 }
 
+inline absl::Status CheckCacheConfig(CUfunc_cache config) {
+  if (config >= CU_FUNC_CACHE_PREFER_NONE && config <= CU_FUNC_CACHE_PREFER_EQUAL) {
+    return absl::OkStatus();
+  }
+  return CudaError(CUDA_ERROR_INVALID_VALUE,
+                   absl::StrCat("cache configuration ", static_cast<int>(config)));
+}
+
 }  // namespace fargpu::client

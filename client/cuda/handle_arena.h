@@ -22,6 +22,7 @@ enum class HandleKind : uint32_t {
   kFunction,  // CUfunction and CUkernel alike
   kArray,
   kMipmappedArray,
+  kLink,
 };
 
 // What stands behind a handle that the program has. The address of the slot is the handle.

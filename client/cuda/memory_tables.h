@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cuda.h>
+#include <deque>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +42,9 @@ class MemoryTable {
   absl::Status Insert(MemoryRange range);
   // The range that holds `address`.
   std::optional<MemoryRange> Find(uintptr_t address) const;
+  // Whether `address` lies in a range that was removed, and where nothing came after it. Only the
+  // latest kFreedRanges removed ranges are remembered.
+  bool WasFreed(uintptr_t address) const;
   // Removes the range that begins at `address`, and returns it.
   std::optional<MemoryRange> Remove(uintptr_t address);
   // Drops all ranges of a context that is no more.
@@ -48,9 +53,33 @@ class MemoryTable {
   void RemoveShared(CUcontext context);
 
  private:
+  static constexpr size_t kFreedRanges = 1024;
+
   mutable Mutex mutex_;
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<MemoryRange> freed_ ABSL_GUARDED_BY(mutex_);  // oldest first
   std::map<uintptr_t, MemoryRange> ranges_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Numbers that stand for physical memory of cuMemCreate. Any thread.
+class PhysicalMemoryTable {
+ public:
+  void Insert(uint64_t handle) {
+    MutexLock lock(&mutex_);
+    handles_.insert(handle);
+  }
+  bool Contains(uint64_t handle) const {
+    MutexLock lock(&mutex_);
+    return handles_.count(handle) != 0;
+  }
+  bool Remove(uint64_t handle) {
+    MutexLock lock(&mutex_);
+    return handles_.erase(handle) != 0;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::set<uint64_t> handles_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Keeps the addresses of device memory free of anything else in this process (DESIGN D4), so that

@@ -111,6 +111,19 @@ struct MipmappedArray {
   std::vector<Array*> levels;
 };
 
+// A link in progress (CUlinkState).
+struct Link {
+  wire::LinkId id;
+  CUlinkState handle = nullptr;
+  CUcontext context = nullptr;
+  // The program's, as given to cuLinkCreate: they say where the logs go, and stay until the link is
+  // destroyed.
+  unsigned option_count = 0;
+  CUjit_option* options = nullptr;
+  void** values = nullptr;
+  std::vector<char> image;  // that cuLinkComplete gave; valid until then, too
+};
+
 // A texture or surface object, which the card numbers itself because kernels use the number.
 struct TextureObject {
   CUcontext context = nullptr;

@@ -202,10 +202,6 @@ absl::Status Session::FillHeader(bool needs_context, wire::CallHeader* header) c
   const CUcontext current = thread.current();
   if (needs_context) {
     ASSIGN_OR_RETURN(const Context* context, CurrentActive());
-    if (const CUresult broken = context->broken.load(std::memory_order_relaxed);
-        broken != CUDA_SUCCESS) {
-      return CudaError(broken, "the context is broken since an earlier error");
-    }
     header->context = context->id;
     return absl::OkStatus();
   }
@@ -276,6 +272,10 @@ absl::StatusOr<Context*> Session::CurrentActive() const {
   if (!context->active.load(std::memory_order_acquire)) {
     return CudaError(CUDA_ERROR_CONTEXT_IS_DESTROYED,
                      "the current context is a primary one that nobody retains");
+  }
+  if (const CUresult broken = context->broken.load(std::memory_order_relaxed);
+      broken != CUDA_SUCCESS) {
+    return CudaError(broken, "the context is broken since an earlier error");
   }
   return context;
 }
@@ -439,6 +439,33 @@ void Session::Delete(MipmappedArray* array) {
   }
   MutexLock lock(&owned_mutex_);
   mipmapped_arrays_.erase(array);
+}
+
+absl::StatusOr<Link*> Session::FindLink(CUlinkState link) const {
+  HandleSlot* slot = arena_->Find(link, HandleKind::kLink);
+  if (slot == nullptr) return BadHandle("link", link);
+  return static_cast<Link*>(slot->object);
+}
+
+absl::StatusOr<Link*> Session::NewLink() {
+  ASSIGN_OR_RETURN(HandleSlot * slot, NewSlot());
+  auto link = std::make_unique<Link>();
+  link->id.value = NewId();
+  link->handle = AsHandle<CUlinkState>(slot);
+  link->context = CurrentThread().current();
+  Link* made = link.get();
+  {
+    MutexLock lock(&owned_mutex_);
+    links_[made] = std::move(link);
+  }
+  Publish(slot, HandleKind::kLink, made->id.value, made);
+  return made;
+}
+
+void Session::Delete(Link* link) {
+  if (HandleSlot* slot = arena_->Find(link->handle, HandleKind::kLink)) arena_->Free(slot);
+  MutexLock lock(&owned_mutex_);
+  links_.erase(link);
 }
 
 void Session::DropObjectsOf(const Context& context) {

@@ -180,6 +180,10 @@ class Session {
   absl::StatusOr<MipmappedArray*> NewMipmappedArray();
   void Delete(Array* array);
   void Delete(MipmappedArray* array);
+  // Links in progress. CUDA_ERROR_INVALID_HANDLE.
+  absl::StatusOr<Link*> FindLink(CUlinkState link) const;
+  absl::StatusOr<Link*> NewLink();
+  void Delete(Link* link);
   MemPools& pools() { return pools_; }
   Graphs& graphs() { return graphs_; }
   StreamAttributes& stream_attributes() { return stream_attributes_; }
@@ -201,6 +205,15 @@ class Session {
   wire::FunctionId NewFunctionIds() {
     return {next_id_.fetch_add(kFunctionsOfALoad, std::memory_order_relaxed)};
   }
+  // The context that owns the object; of a default stream, the current one. nullptr: none.
+  CUcontext ContextOf(CUstream stream) const {
+    const HandleSlot* slot = FindStream(stream);
+    return slot != nullptr ? slot->context : CurrentThread().current();
+  }
+  CUcontext ContextOf(CUevent event) const {
+    const HandleSlot* slot = arena_->Find(event, HandleKind::kEvent);
+    return slot != nullptr ? slot->context : nullptr;
+  }
   const HandleSlot* FindStream(CUstream stream) const {
     return arena_->Find(stream, HandleKind::kStream);
   }
@@ -209,6 +222,7 @@ class Session {
   const DeviceTable& devices() const { return devices_; }
   MemoryTable& device_memory() { return device_memory_; }
   MemoryTable& host_memory() { return host_memory_; }
+  PhysicalMemoryTable& physical_memory() { return physical_memory_; }
   const AddressWindow& window() const { return window_; }
   CallStream& calls() { return calls_; }
   SharedMemory& shared() { return shared_; }
@@ -271,6 +285,7 @@ class Session {
   MemoryTable device_memory_;
   MemoryTable host_memory_;
   driver_abi::ManagedRanges managed_ranges_;
+  PhysicalMemoryTable physical_memory_;
   // Taken before the locks of function sets.
   Mutex owned_mutex_;
   absl::flat_hash_map<const Module*, std::unique_ptr<Module>> modules_
@@ -280,6 +295,7 @@ class Session {
   absl::flat_hash_map<const Array*, std::unique_ptr<Array>> arrays_ ABSL_GUARDED_BY(owned_mutex_);
   absl::flat_hash_map<const MipmappedArray*, std::unique_ptr<MipmappedArray>> mipmapped_arrays_
       ABSL_GUARDED_BY(owned_mutex_);
+  absl::flat_hash_map<const Link*, std::unique_ptr<Link>> links_ ABSL_GUARDED_BY(owned_mutex_);
   MemPools pools_;
   StreamAttributes stream_attributes_;
   TextureTable textures_;

@@ -10,7 +10,7 @@ STATUSES = ("supported", "refused", "missing")
 MODES = ("local", "async", "sync")
 ENTRY_KEYS = {"symbol", "proto", "public", "status", "mode", "op", "args", "request", "reply",
               "client", "server", "blocking", "call_bulk", "reply_bulk", "wants_reply", "needs_context",
-              "shared", "result", "doc", "why"}
+              "shared", "checked", "result", "doc", "why"}
 MESSAGE_KEYS = {"message", "op", "mode", "request", "reply", "server", "call_bulk", "reply_bulk",
                 "blocking", "needs_context", "doc"}
 PUBLIC_KEYS = {"name", "since", "twin", "twin_since"}
@@ -36,7 +36,7 @@ FIELDS = {
     "context": "ContextId", "module": "ModuleId", "library": "LibraryId", "function": "FunctionId",
     "stream": "StreamId", "event": "EventId", "mem_allocation": "MemAllocationId",
     "mem_pool": "MemPoolId", "image": "ImageId", "FunctionInfo": "FunctionInfo",
-    "array": "ArrayId", "mipmapped_array": "MipmappedArrayId", "BoxPlace": "BoxPlace",
+    "link": "LinkId", "array": "ArrayId", "mipmapped_array": "MipmappedArrayId", "BoxPlace": "BoxPlace",
     "BoxShape": "BoxShape", "TextureResource": "TextureResource", "GraphNode": "GraphNode",
     "graph": "GraphId", "graph_exec": "GraphExecId",
     # Plain structs of cuda.h travel as they are: both ends are x86-64 and use one cuda.h.
@@ -101,6 +101,7 @@ class Call:
     wants_reply: bool = False
     needs_context: bool = True
     shared: bool = False  # written once, in protocol/driver_abi/local, for client and softgpu
+    checked: bool = False  # a generated client stub asks Check_<symbol> before it sends
     result: str = "CUDA_ERROR_NOT_SUPPORTED"  # of a call that is not supported
     doc: str = ""
     why: str = ""
@@ -212,8 +213,10 @@ def _load_call(entry, group):
         if entry.get(key, "generated") not in ("generated", "custom"):
             raise SpecError(f"{where}.{key}: must be 'custom' or absent")
         setattr(call, key, entry.get(key, "generated"))
-    for key in ("blocking", "call_bulk", "reply_bulk", "wants_reply"):
+    for key in ("blocking", "call_bulk", "reply_bulk", "wants_reply", "checked"):
         setattr(call, key, bool(entry.get(key, False)))
+    if call.checked and call.client != "generated":
+        raise SpecError(f"{where}: custom client code makes its own checks")
     call.needs_context = bool(entry.get("needs_context", True))
     by_name = {arg.name: arg for arg in call.args}
     for name, options in entry.get("args", {}).items():

@@ -40,6 +40,7 @@ using MemAllocationId = HandleId<struct MemAllocationTag>;  // CUmemGenericAlloc
 using MemPoolId = HandleId<struct MemPoolTag>;
 using ImageId = HandleId<struct ImageTag>;
 using ArrayId = HandleId<struct ArrayTag>;
+using LinkId = HandleId<struct LinkTag>;
 using MipmappedArrayId = HandleId<struct MipmappedArrayTag>;
 
 // Variable-length fields say how long they may be; the decoder refuses more before it allocates.

@@ -60,6 +60,14 @@ absl::Status MemCreate(const wire::MemCreateRequest& request, Call& call,
   CUmemAllocationProp properties = request.prop;
   const int device = properties.location.id;
   RETURN_IF_ERROR(TranslateProperties(call, &properties));
+  // What no card would give is not a question of quota.
+  size_t granularity = 0;
+  RETURN_IF_CUDA_ERROR(call.driver().cuMemGetAllocationGranularity(
+      &granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  if (request.size == 0 || (granularity != 0 && request.size % granularity != 0)) {
+    return CudaError(CUDA_ERROR_INVALID_VALUE,
+                     absl::StrCat(request.size, " bytes, not a multiple of ", granularity));
+  }
   ASSIGN_OR_RETURN(memory::Reservation charge,
                    call.resources().ledger->Reserve(device, request.size));
   PhysicalMemory memory;

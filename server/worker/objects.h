@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -137,6 +138,17 @@ struct MipmappedArray {
   std::shared_ptr<memory::Reservation> charge;  // likewise
 };
 
+// A link in progress, with the buffers that the driver writes its logs to.
+struct Link {
+  CUlinkState handle = nullptr;
+  std::vector<CUjit_option> options;
+  std::vector<void*> values;
+  std::string info_log, error_log;
+  std::string input;            // the next one, as far as it has come
+  const char* image = nullptr;  // the driver's, after cuLinkComplete
+  size_t image_bytes = 0;
+};
+
 // Texture and surface objects, under the driver's own numbers, which kernels use.
 using TextureNumber = wire::HandleId<struct TextureNumberTag>;
 using SurfaceNumber = wire::HandleId<struct SurfaceNumberTag>;
@@ -152,6 +164,8 @@ struct Objects {
   ObjectTable<wire::MemAllocationId, PhysicalMemory> physical_memory{"memory allocation"};
   ObjectTable<wire::ArrayId, Array> arrays{"array"};
   ObjectTable<wire::MipmappedArrayId, MipmappedArray> mipmapped_arrays{"mipmapped array"};
+  // Shared with calls under way.
+  ObjectTable<wire::LinkId, std::shared_ptr<Link>> links{"link"};
   ObjectTable<TextureNumber, CUtexObject> textures{"texture", CUDA_ERROR_INVALID_VALUE};
   ObjectTable<SurfaceNumber, CUsurfObject> surfaces{"surface", CUDA_ERROR_INVALID_VALUE};
   // Shared with calls under way; seeds with the executable graphs that were made of them.
@@ -167,6 +181,7 @@ struct Objects {
     functions.EraseContext(context);
     arrays.EraseContext(context);
     mipmapped_arrays.EraseContext(context);
+    links.EraseContext(context);
     textures.EraseContext(context);
     surfaces.EraseContext(context);
     contexts.Erase(context);

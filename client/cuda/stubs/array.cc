@@ -113,8 +113,12 @@ CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES* sparseProperti
 
 CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS* memoryRequirements,
                                       CUarray array, CUdevice device) {
-  return AskArray("cuArrayGetMemoryRequirements", array, memoryRequirements,
-                  [](const Array&) { return CudaError(CUDA_ERROR_INVALID_VALUE, kNotDeferred); });
+  return AtCudaEdge("cuArrayGetMemoryRequirements", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(memoryRequirements, "memoryRequirements"));
+    RETURN_IF_ERROR(session.FindArray(array).status());
+    RETURN_IF_ERROR(session.devices().Check(device));
+    return CudaError(CUDA_ERROR_INVALID_VALUE, kNotDeferred);
+  });
 }
 
 CUresult cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES* sparseProperties,
@@ -125,8 +129,12 @@ CUresult cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES* spars
 
 CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS* memoryRequirements,
                                                CUmipmappedArray mipmap, CUdevice device) {
-  return RefuseMipmapped("cuMipmappedArrayGetMemoryRequirements", mipmap, memoryRequirements,
-                         kNotDeferred);
+  return AtCudaEdge("cuMipmappedArrayGetMemoryRequirements", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(memoryRequirements, "memoryRequirements"));
+    RETURN_IF_ERROR(session.FindMipmappedArray(mipmap).status());
+    RETURN_IF_ERROR(session.devices().Check(device));
+    return CudaError(CUDA_ERROR_INVALID_VALUE, kNotDeferred);
+  });
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray* pHandle,

@@ -272,6 +272,15 @@ CUresult cuCtxGetFlags(unsigned int* flags) {
   });
 }
 
+CUresult cuCtxSetFlags(unsigned int flags) {
+  return AtCudaEdge("cuCtxSetFlags", [&](Session& session) -> absl::Status {
+    ASSIGN_OR_RETURN(Context * context, session.CurrentActive());
+    RETURN_IF_ERROR(CheckFlags(flags));
+    context->flags = flags;
+    return absl::OkStatus();
+  });
+}
+
 CUresult cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
   return AtCudaEdge("cuCtxGetId", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(ctxId, "ctxId"));
@@ -303,6 +312,7 @@ CUresult cuCtxGetCacheConfig(CUfunc_cache* pconfig) {
 CUresult cuCtxSetCacheConfig(CUfunc_cache config) {
   return AtCudaEdge("cuCtxSetCacheConfig", [&](Session& session) -> absl::Status {
     ASSIGN_OR_RETURN(Context * context, session.CurrentActive());
+    RETURN_IF_ERROR(CheckCacheConfig(config));
     context->cache_config = config;
     return absl::OkStatus();
   });
@@ -320,6 +330,11 @@ CUresult cuCtxGetSharedMemConfig(CUsharedconfig* pConfig) {
 CUresult cuCtxSetSharedMemConfig(CUsharedconfig config) {
   return AtCudaEdge("cuCtxSetSharedMemConfig", [&](Session& session) -> absl::Status {
     ASSIGN_OR_RETURN(Context * context, session.CurrentActive());
+    if (config < CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE ||
+        config > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("bank size ", static_cast<int>(config)));
+    }
     context->shared_config = config;
     return absl::OkStatus();
   });

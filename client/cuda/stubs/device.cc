@@ -83,16 +83,6 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
   });
 }
 
-CUresult cuDeviceTotalMem(unsigned int* bytes, CUdevice dev) {
-  return AtCudaEdge("cuDeviceTotalMem", [&](Session& session) -> absl::Status {
-    RETURN_IF_ERROR(NotNull(bytes, "bytes"));
-    RETURN_IF_ERROR(session.devices().Check(dev));
-    *bytes = static_cast<unsigned>(std::min<uint64_t>(session.devices()[dev].total_memory_bytes,
-                                                      std::numeric_limits<unsigned>::max()));
-    return absl::OkStatus();
-  });
-}
-
 CUresult cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
   return AtCudaEdge("cuDeviceGetAttribute", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(pi, "pi"));

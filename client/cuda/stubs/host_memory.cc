@@ -209,10 +209,6 @@ CUresult cuMemAllocHost_v2(void** pp, size_t bytesize) {
   });
 }
 
-CUresult cuMemAllocHost(void** pp, unsigned int bytesize) {
-  return api::cuMemAllocHost_v2(pp, bytesize);
-}
-
 CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
   return AtCudaEdge("cuMemHostAlloc", [&](Session& session) -> absl::Status {
     return AllocateHost(session, pp, bytesize, Flags);

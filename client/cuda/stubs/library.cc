@@ -9,6 +9,7 @@
 #include "client/cuda/arguments.h"
 #include "client/cuda/edge.h"
 #include "client/cuda/functions.h"
+#include "client/cuda/image_file.h"
 #include "client/cuda/image_upload.h"
 #include "client/cuda/session.h"
 #include "client_api.h"
@@ -63,6 +64,21 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* j
     }
     *library = made->handle;
     return absl::OkStatus();
+  });
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_option* jitOptions,
+                               void** jitOptionsValues, unsigned int numJitOptions,
+                               CUlibraryOption* libraryOptions, void** libraryOptionValues,
+                               unsigned int numLibraryOptions) {
+  return AtCudaEdge("cuLibraryLoadFromFile", [&](Session&) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(library, "library"));
+    RETURN_IF_ERROR(NotNull(fileName, "fileName"));
+    ASSIGN_OR_RETURN(const std::string bytes, ReadImageFile(fileName));
+    return FromCuResult(
+        api::cuLibraryLoadData(library, bytes.c_str(), jitOptions, jitOptionsValues, numJitOptions,
+                               libraryOptions, libraryOptionValues, numLibraryOptions),
+        fileName);
   });
 }
 
@@ -171,6 +187,7 @@ CUresult cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library
 
 CUresult cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
   return AtCudaEdge("cuKernelGetFunction", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(pFunc, "pFunc"));
     RETURN_IF_ERROR(session.FindFunction(AsFunction(kernel)).status());
     *pFunc = AsFunction(kernel);
@@ -212,7 +229,8 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel ker
 CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev) {
   return AtCudaEdge("cuKernelSetCacheConfig", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(session.devices().Check(dev));
-    return session.FindFunction(AsFunction(kernel)).status();
+    RETURN_IF_ERROR(session.FindFunction(AsFunction(kernel)).status());
+    return CheckCacheConfig(config);
   });
 }
 

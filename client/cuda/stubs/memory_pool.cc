@@ -42,14 +42,6 @@ absl::Status CheckDevice(Session& session, CUdevice device) {
                    absl::StrCat("device ", device, " of ", session.devices().count()));
 }
 
-absl::Status CheckPlace(Session& session, const CUmemLocation* location, CUmemAllocationType type) {
-  RETURN_IF_ERROR(NotNull(location, "location"));
-  if (type != CU_MEM_ALLOCATION_TYPE_PINNED || location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
-    return CudaError(CUDA_ERROR_NOT_SUPPORTED, "only pools of pinned memory on a device");
-  }
-  return CheckDevice(session, location->id);
-}
-
 }  // namespace
 
 CUresult cuMemAllocAsync(DefaultStream default_stream, CUdeviceptr* dptr, size_t bytesize,
@@ -101,32 +93,6 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
   return AtCudaEdge("cuDeviceSetMemPool", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(CheckDevice(session, dev));
     return session.pools().SetCurrent(dev, pool);
-  });
-}
-
-CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool_out, CUmemLocation* location,
-                                CUmemAllocationType type) {
-  return AtCudaEdge("cuMemGetDefaultMemPool", [&](Session& session) -> absl::Status {
-    RETURN_IF_ERROR(NotNull(pool_out, "pool_out"));
-    RETURN_IF_ERROR(CheckPlace(session, location, type));
-    *pool_out = session.pools().Default(location->id);
-    return absl::OkStatus();
-  });
-}
-
-CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
-  return AtCudaEdge("cuMemGetMemPool", [&](Session& session) -> absl::Status {
-    RETURN_IF_ERROR(NotNull(pool, "pool"));
-    RETURN_IF_ERROR(CheckPlace(session, location, type));
-    *pool = session.pools().Current(location->id);
-    return absl::OkStatus();
-  });
-}
-
-CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
-  return AtCudaEdge("cuMemSetMemPool", [&](Session& session) -> absl::Status {
-    RETURN_IF_ERROR(CheckPlace(session, location, type));
-    return session.pools().SetCurrent(location->id, pool);
   });
 }
 

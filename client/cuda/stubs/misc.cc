@@ -3,6 +3,7 @@
 
 #include "client/cuda/edge.h"
 #include "client/cuda/proc_table.h"
+#include "client/cuda/session.h"
 #include "client_api.h"
 #include "common/cuda_error.h"
 #include "protocol/driver_abi/export_tables.h"
@@ -36,11 +37,13 @@ CUresult cuGetExportTable(const void** ppExportTable, const CUuuid* pExportTable
 
 // A profiler would have to run beside the card.
 CUresult cuProfilerStart() {
-  return AtCudaEdge("cuProfilerStart", [](Session&) { return absl::OkStatus(); });
+  return AtCudaEdge("cuProfilerStart",
+                    [](Session& session) { return session.CurrentActive().status(); });
 }
 
 CUresult cuProfilerStop() {
-  return AtCudaEdge("cuProfilerStop", [](Session&) { return absl::OkStatus(); });
+  return AtCudaEdge("cuProfilerStop",
+                    [](Session& session) { return session.CurrentActive().status(); });
 }
 
 }  // namespace fargpu::client::api

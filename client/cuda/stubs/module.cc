@@ -1,26 +1,19 @@
 // Modules and their functions.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cuda/arguments.h"
 #include "client/cuda/edge.h"
 #include "client/cuda/functions.h"
+#include "client/cuda/image_file.h"
 #include "client/cuda/image_upload.h"
 #include "client/cuda/session.h"
 #include "client_api.h"
-#include "common/fd.h"
 
 namespace fargpu::client::api {
 namespace {
-
-constexpr off_t kMaxImageFileBytes = off_t{2} << 30;
 
 absl::Status LoadModule(Session& session, CUmodule* module, const void* image, unsigned count,
                         CUjit_option* options, void** values) {
@@ -55,22 +48,6 @@ absl::Status LoadModule(Session& session, CUmodule* module, const void* image, u
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReadImageFile(const char* fname) {
-  UniqueFd fd(open(fname, O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) {
-    return CudaError(CUDA_ERROR_FILE_NOT_FOUND, absl::StrCat(fname, " cannot be opened"));
-  }
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > kMaxImageFileBytes) {
-    return CudaError(CUDA_ERROR_INVALID_IMAGE, absl::StrCat(fname, " is no file of an image"));
-  }
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  if (!ReadFully(fd.get(), absl::MakeSpan(bytes), absl::InfiniteFuture()).ok()) {
-    return CudaError(CUDA_ERROR_INVALID_IMAGE, absl::StrCat(fname, " cannot be read"));
-  }
-  return bytes;
-}
-
 // A module that belongs to a library has the library's functions.
 absl::StatusOr<std::vector<CUfunction>> ListFunctions(Session& session, CUmodule mod) {
   ASSIGN_OR_RETURN(Module * module, session.FindModule(mod));
@@ -94,6 +71,7 @@ absl::StatusOr<std::vector<CUfunction>> ListFunctions(Session& session, CUmodule
 
 CUresult cuModuleLoad(CUmodule* module, const char* fname) {
   return AtCudaEdge("cuModuleLoad", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(module, "module"));
     RETURN_IF_ERROR(NotNull(fname, "fname"));
     // The string's final NUL ends PTX text.
@@ -134,13 +112,16 @@ CUresult cuModuleUnload(CUmodule hmod) {
 }
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
-  if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *mode = CU_MODULE_LAZY_LOADING;
-  return CUDA_SUCCESS;
+  return AtCudaEdge("cuModuleGetLoadingMode", [&](Session&) -> absl::Status {
+    RETURN_IF_ERROR(NotNull(mode, "mode"));
+    *mode = CU_MODULE_LAZY_LOADING;
+    return absl::OkStatus();
+  });
 }
 
 CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
   return AtCudaEdge("cuModuleGetFunction", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(hfunc, "hfunc"));
     RETURN_IF_ERROR(NotNull(name, "name"));
     ASSIGN_OR_RETURN(Module * module, session.FindModule(hmod));
@@ -174,6 +155,7 @@ CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name)
 
 CUresult cuModuleGetFunctionCount(unsigned int* count, CUmodule mod) {
   return AtCudaEdge("cuModuleGetFunctionCount", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(count, "count"));
     ASSIGN_OR_RETURN(const std::vector<CUfunction> functions, ListFunctions(session, mod));
     *count = static_cast<unsigned>(functions.size());
@@ -184,6 +166,7 @@ CUresult cuModuleGetFunctionCount(unsigned int* count, CUmodule mod) {
 CUresult cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions,
                                     CUmodule mod) {
   return AtCudaEdge("cuModuleEnumerateFunctions", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(functions, "functions"));
     ASSIGN_OR_RETURN(const std::vector<CUfunction> all, ListFunctions(session, mod));
     std::copy_n(all.begin(), std::min<size_t>(all.size(), numFunctions), functions);
@@ -211,6 +194,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, c
 
 CUresult cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
   return AtCudaEdge("cuFuncGetAttribute", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(pi, "pi"));
     ASSIGN_OR_RETURN(const Function* function, session.FindFunction(hfunc));
     return FunctionAttribute(*function, attrib, pi);
@@ -230,18 +214,22 @@ CUresult cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int v
 // Hints that change no result; current cards ignore them.
 CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) {
   return AtCudaEdge("cuFuncSetCacheConfig", [&](Session& session) -> absl::Status {
-    return session.FindFunction(hfunc).status();
+    RETURN_IF_ERROR(session.CurrentActive().status());
+    RETURN_IF_ERROR(session.FindFunction(hfunc).status());
+    return CheckCacheConfig(config);
   });
 }
 
 CUresult cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config) {
   return AtCudaEdge("cuFuncSetSharedMemConfig", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     return session.FindFunction(hfunc).status();
   });
 }
 
 CUresult cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
   return AtCudaEdge("cuFuncGetModule", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(hmod, "hmod"));
     ASSIGN_OR_RETURN(const Function* function, session.FindFunction(hfunc));
     if (function->module == nullptr) {
@@ -273,6 +261,7 @@ CUresult cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t* paramOff
 // A function that has a handle here is loaded as far as the program can tell.
 CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction function) {
   return AtCudaEdge("cuFuncIsLoaded", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(state, "state"));
     RETURN_IF_ERROR(session.FindFunction(function).status());
     *state = CU_FUNCTION_LOADING_STATE_LOADED;
@@ -282,6 +271,7 @@ CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction function) {
 
 CUresult cuFuncLoad(CUfunction function) {
   return AtCudaEdge("cuFuncLoad", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     return session.FindFunction(function).status();
   });
 }

@@ -12,6 +12,7 @@ namespace fargpu::client::api {
 namespace {
 
 absl::Status CheckStream(Session& session, CUstream stream, DefaultStream default_stream) {
+  RETURN_IF_ERROR(session.CurrentActive().status());
   wire::StreamId id;
   return session.ToWire(stream, default_stream, &id);
 }
@@ -86,6 +87,7 @@ CUresult cuStreamGetFlags(DefaultStream default_stream, CUstream hStream, unsign
 CUresult cuStreamGetId(DefaultStream default_stream, CUstream hStream,
                        unsigned long long* streamId) {
   return AtCudaEdge("cuStreamGetId", [&](Session& session) -> absl::Status {
+    RETURN_IF_ERROR(session.CurrentActive().status());
     RETURN_IF_ERROR(NotNull(streamId, "streamId"));
     wire::StreamId id;
     RETURN_IF_ERROR(session.ToWire(hStream, default_stream, &id));

@@ -24,6 +24,11 @@ absl::Status CheckProp(Session& session, const CUmemAllocationProp* prop) {
                                                           static_cast<int>(prop->location.type)));
 }
 
+absl::Status UnknownMemory(CUmemGenericAllocationHandle handle) {
+  return CudaError(CUDA_ERROR_INVALID_VALUE,
+                   absl::StrCat(handle, " is no allocation of cuMemCreate"));
+}
+
 }  // namespace
 
 CUresult cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr,
@@ -77,20 +82,23 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
         .handle = {session.NewId()}, .size = size, .prop = *prop, .flags = flags};
     wire::MemCreateReply reply;
     RETURN_IF_ERROR(session.Call(request, &reply));
+    session.physical_memory().Insert(request.handle.value);
     *handle = request.handle.value;
     return absl::OkStatus();
   });
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  return AtCudaEdge("cuMemRelease", [&](Session& session) {
+  return AtCudaEdge("cuMemRelease", [&](Session& session) -> absl::Status {
+    if (!session.physical_memory().Remove(handle)) return UnknownMemory(handle);
     return session.Send(wire::MemReleaseRequest{.handle = {handle}});
   });
 }
 
 CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
-  return AtCudaEdge("cuMemMap", [&](Session& session) {
+  return AtCudaEdge("cuMemMap", [&](Session& session) -> absl::Status {
+    if (!session.physical_memory().Contains(handle)) return UnknownMemory(handle);
     wire::MemMapRequest request{
         .ptr = ptr, .size = size, .offset = offset, .handle = {handle}, .flags = flags};
     wire::MemMapReply reply;
@@ -122,6 +130,12 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
   return AtCudaEdge("cuMemGetAccess", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(flags, "flags"));
     RETURN_IF_ERROR(NotNull(location, "location"));
+    // What cuMemAlloc gave is mapped too, which is the worker's business.
+    const std::optional<MemoryRange> range = session.device_memory().Find(ptr);
+    if (!range.has_value() || !range->reserved) {
+      return CudaError(CUDA_ERROR_INVALID_VALUE,
+                       absl::StrCat("0x", absl::Hex(ptr), " was not reserved"));
+    }
     wire::MemGetAccessRequest request{.location = *location, .ptr = ptr};
     wire::MemGetAccessReply reply;
     RETURN_IF_ERROR(session.Call(request, &reply));

@@ -122,6 +122,17 @@ CUresult cuMemGetInfo(unsigned* free, unsigned* total) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuDeviceTotalMem(unsigned* bytes, CUdevice dev) {
+  size_t wide = 0;
+  FARGPU_RETURN_IF_FAILED(::cuDeviceTotalMem_v2(bytes == nullptr ? nullptr : &wide, dev));
+  *bytes = Narrow(wide);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocHost(void** pp, unsigned bytesize) {
+  return Widened(&::cuMemAllocHost_v2, pp, bytesize);
+}
+
 CUresult cuMemAlloc(CUdeviceptr_v1* dptr, unsigned bytesize) {
   CUdeviceptr address = 0;
   FARGPU_RETURN_IF_FAILED(::cuMemAlloc_v2(dptr == nullptr ? nullptr : &address, bytesize));

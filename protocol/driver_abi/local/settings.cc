@@ -163,6 +163,14 @@ CUresult CheckDevice(CUdevice device) {
   return ::cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_WARP_SIZE, device);
 }
 
+// Pools are of pinned memory on a device.
+CUresult CheckPoolPlace(const CUmemLocation* location, CUmemAllocationType type) {
+  if (location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return type == CU_MEM_ALLOCATION_TYPE_PINNED && location->type == CU_MEM_LOCATION_TYPE_DEVICE
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 }  // namespace
 
 CUresult cuCoredumpGetAttribute(CUcoredumpSettings attrib, void* value, size_t* size) {
@@ -263,6 +271,27 @@ CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t* maxWidthInElements, CUarray_
       ::cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH, dev));
   *maxWidthInElements = static_cast<size_t>(most);
   return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool_out, CUmemLocation* location,
+                                CUmemAllocationType type) {
+  FARGPU_RETURN_IF_FAILED(CheckInitialised());
+  if (pool_out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  FARGPU_RETURN_IF_FAILED(CheckPoolPlace(location, type));
+  return ::cuDeviceGetDefaultMemPool(pool_out, location->id);
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
+  FARGPU_RETURN_IF_FAILED(CheckInitialised());
+  if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  FARGPU_RETURN_IF_FAILED(CheckPoolPlace(location, type));
+  return ::cuDeviceGetMemPool(pool, location->id);
+}
+
+CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
+  FARGPU_RETURN_IF_FAILED(CheckInitialised());
+  FARGPU_RETURN_IF_FAILED(CheckPoolPlace(location, type));
+  return ::cuDeviceSetMemPool(location->id, pool);
 }
 
 // No card of ours has CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, and then there is none.
