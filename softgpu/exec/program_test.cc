@@ -56,6 +56,19 @@ TEST(ProgramTest, SmallTextsAreCheckedWhenTheyAreLoaded) {
   EXPECT_THAT(log, HasSubstr("line 8, column 13: expected ';'"));
 }
 
+TEST(ProgramTest, UndeclaredNamesAreFoundWhenATextIsLoaded) {
+  for (const auto& [code, error] :
+       {std::pair("mov.u32 %r1, %q7;\n", "register %q7 is not declared"),
+        std::pair("mov.u64 %rd2, nowhere;\n", "nowhere is not declared"),
+        std::pair("ld.global.u32 %r1, [nowhere+4];\n", "nowhere is not declared")}) {
+    std::string log;
+    const auto program = Program::Link({kHeader + StoreKernel("k", 1, code)}, &log);
+    EXPECT_EQ(ToCuResult(program.status()), CUDA_ERROR_INVALID_PTX) << code;
+    EXPECT_THAT(log, HasSubstr("line 8, column ")) << code;
+    EXPECT_THAT(log, HasSubstr(error)) << code;
+  }
+}
+
 TEST(ProgramTest, OfLongTextsOnlyTheKernelsThatAreUsed) {
   std::string text = kHeader + StoreKernel("good", 5) + StoreKernel("bad", 6, "mov.u32 %r1 5;\n");
   // Kernels that nobody launches, and which no one could compile.

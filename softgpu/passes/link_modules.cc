@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cuda.h>
+#include <functional>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -15,7 +16,9 @@ namespace fargpu::softgpu {
 namespace {
 
 using ptx::Function;
+using ptx::Instruction;
 using ptx::Module;
+using ptx::Operand;
 using ptx::Space;
 using ptx::Variable;
 
@@ -160,6 +163,36 @@ absl::Status LinkedProgram::Build() {
       info.const_bytes = static_cast<uint32_t>(const_bytes);
       kernels_.push_back(std::move(info));
       kernel_refs_.push_back(ref);
+    }
+  }
+  for (int m = 0; m < static_cast<int>(modules_.size()); ++m) RETURN_IF_ERROR(CheckNames(m));
+  return absl::OkStatus();
+}
+
+// Names in bodies that are parsed already; the others' mistakes show when they are used.
+absl::Status LinkedProgram::CheckNames(int module) const {
+  absl::flat_hash_set<absl::string_view> declared;
+  for (const Variable& v : modules_[module]->variables) declared.insert(v.name);
+  for (const Function& f : modules_[module]->functions) declared.insert(f.name);
+  const Instruction* at = nullptr;
+  const std::function<absl::Status(const Operand&)> check =
+      [&](const Operand& operand) -> absl::Status {
+    if (operand.kind == Operand::Kind::kSymbol && !declared.contains(operand.name) &&
+        Resolve(module, operand.name).kind == SymbolRef::Kind::kNone) {
+      return absl::InvalidArgumentError(absl::StrCat("line ", at->location.line, ", column ",
+                                                     at->location.column, ": ", operand.name,
+                                                     " is not declared"));
+    }
+    for (const Operand& part : operand.parts) RETURN_IF_ERROR(check(part));
+    return absl::OkStatus();
+  };
+  for (const Function& function : modules_[module]->functions) {
+    if (!function.is_parsed) continue;
+    for (const Instruction& i : function.body) {
+      at = &i;
+      // Prototypes of calls and tables of branches are names of their own kind.
+      if (i.opcode == "call" || i.opcode == "brx") continue;
+      for (const Operand& operand : i.operands) RETURN_IF_ERROR(check(operand));
     }
   }
   return absl::OkStatus();

@@ -65,6 +65,7 @@ class LinkedProgram {
   explicit LinkedProgram(std::vector<std::unique_ptr<ptx::Module>> modules)
       : modules_(std::move(modules)) {}
   absl::Status Build();
+  absl::Status CheckNames(int module) const;
   absl::Status Define(int module, absl::string_view name, bool visible, bool weak, SymbolRef ref);
   absl::Status DefineAliases(int module);
   MemoryNeeds Needs(const ptx::Function& function, int module);

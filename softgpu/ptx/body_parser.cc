@@ -4,6 +4,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
@@ -11,6 +12,45 @@
 
 namespace fargpu::softgpu::ptx {
 namespace {
+
+// Those of PTX 9.1 (section 10 of its manual), supported or not.
+bool IsSpecialRegister(absl::string_view name) {
+  static const auto* const kNames =
+      new absl::flat_hash_set<absl::string_view>{"%tid",
+                                                 "%ntid",
+                                                 "%laneid",
+                                                 "%warpid",
+                                                 "%nwarpid",
+                                                 "%ctaid",
+                                                 "%nctaid",
+                                                 "%smid",
+                                                 "%nsmid",
+                                                 "%gridid",
+                                                 "%clusterid",
+                                                 "%nclusterid",
+                                                 "%cluster_ctaid",
+                                                 "%cluster_nctaid",
+                                                 "%cluster_ctarank",
+                                                 "%cluster_nctarank",
+                                                 "%lanemask_eq",
+                                                 "%lanemask_le",
+                                                 "%lanemask_lt",
+                                                 "%lanemask_ge",
+                                                 "%lanemask_gt",
+                                                 "%clock",
+                                                 "%clock_hi",
+                                                 "%clock64",
+                                                 "%globaltimer",
+                                                 "%globaltimer_lo",
+                                                 "%globaltimer_hi",
+                                                 "%is_explicit_cluster",
+                                                 "%total_smem_size",
+                                                 "%aggr_smem_size",
+                                                 "%dynamic_smem_size",
+                                                 "%current_graph_exec"};
+  return kNames->contains(name) || absl::StartsWith(name, "%pm") ||
+         absl::StartsWith(name, "%envreg") || absl::StartsWith(name, "%reserved_smem_offset");
+}
 
 // Deeper nesting than this in source text is refused, so that hostile text cannot use up the stack.
 constexpr int kMaxNesting = 64;
@@ -429,6 +469,9 @@ absl::Status BodyParser::NamedOperand(Operand* out) {
     return absl::OkStatus();
   }
   if (name.text[0] == '%') {
+    if (!IsSpecialRegister(name.text)) {
+      return ErrorAt(name.location, absl::StrCat("register ", name.text, " is not declared"));
+    }
     out->kind = Operand::Kind::kSpecial;
     if (token_.kind == TokenKind::kDot && token_.text.size() == 1) {
       out->component = token_.text[0];

@@ -126,10 +126,13 @@ TEST(ParserTest, KeepsModifiersInAnyOrder) {
 }
 
 TEST(ParserTest, ErrorsNameLineAndColumn) {
+  EXPECT_THAT(
+      ParseError(".version 8.0\n.entry k() {\n  .reg .b32 %r<2>;\n  mov.u32 %q1, %r1;\n}\n"),
+      StartsWith("line 4, column 11: register %q1 is not declared"));
   EXPECT_THAT(ParseError(".version 8.0\n.target sm_75\n.address_size 32\n"),
               StartsWith("line 4, column 1: address size 32"));
-  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  mov.u32 %r1 5;\n}\n"),
-              StartsWith("line 3, column 15: expected ';'"));
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  mov.u32 %tid 5;\n}\n"),
+              StartsWith("line 3, column 16: expected ';'"));
   EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  bra nowhere;\n}\n"),
               HasSubstr("label nowhere is used but not defined"));
   EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\nL:\nL:\n}\n"),
@@ -273,11 +276,11 @@ TEST(ParserTest, SummarisesBodiesWithoutParsingThem) {
 
 TEST(ParserTest, MistakesInLateBodiesAreFoundWhenTheyAreUsed) {
   const std::string text =
-      ".version 8.0\n.entry k() {\n  mov.u32 %r1 5;\n}\n.entry good() { ret; }\n";
+      ".version 8.0\n.entry k() {\n  mov.u32 %tid 5;\n}\n.entry good() { ret; }\n";
   auto module = ParseModule(text, Bodies::kWhenUsed);
   ASSERT_OK(module);
   EXPECT_THAT(std::string(ParseBody(**module, &(*module)->functions[0]).message()),
-              StartsWith("line 3, column 15: expected ';'"));
+              StartsWith("line 3, column 16: expected ';'"));
   EXPECT_OK(ParseBody(**module, &(*module)->functions[1]));
   // Where the end of a body cannot be told, at once.
   EXPECT_THAT(std::string(ParseModule(".version 8.0\n.entry k() {\n  ret\n}\n.entry l() { ret; }",
