@@ -5,7 +5,7 @@ namespace fargpu::softgpu {
 // Who asks for a device's capability. NVIDIA's libraries choose kernels by it, and only above all
 // cards that they know do they choose those that exist as PTX; programs compile code for it, and
 // compilers refuse what they do not know. So they are told different ones (DeviceSpec,
-// docs/design/003-two-capabilities.md).
+// docs/design/016-two-capabilities.md).
 enum class Caller { kProgram, kLibrary };
 
 // From the return address of a call. Each of NVIDIA's libraries has its own copy of the runtime, so
