@@ -126,10 +126,6 @@ absl::Status CheckDeviceRange(Session& session, CUdeviceptr address, size_t byte
                      absl::StrCat(bytes, " bytes at 0x", absl::Hex(address), " end after the ",
                                   range->bytes, " bytes at 0x", absl::Hex(range->begin)));
   }
-  if (session.device_memory().WasFreed(address)) {
-    return CudaError(CUDA_ERROR_INVALID_VALUE,
-                     absl::StrCat("memory at 0x", absl::Hex(address), " was freed"));
-  }
   // Variables of modules and memory that kernels allocate are not known here, but lie inside.
   if (!session.window().known()) return absl::OkStatus();
   const CUdeviceptr last = address + (bytes > 0 ? bytes - 1 : 0);

@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <iterator>
 #include <utility>
@@ -24,11 +23,6 @@ absl::Status MemoryTable::Insert(MemoryRange range) {
                      absl::StrCat("memory at 0x", absl::Hex(range.begin), " of ", range.bytes,
                                   " bytes overlaps what is there"));
   }
-  freed_.erase(std::remove_if(freed_.begin(), freed_.end(),
-                              [&](const MemoryRange& old) {
-                                return old.begin < range.end() && range.begin < old.end();
-                              }),
-               freed_.end());
   range.number = ++last_number_;
   ranges_.emplace_hint(next, range.begin, range);
   return absl::OkStatus();
@@ -43,22 +37,12 @@ std::optional<MemoryRange> MemoryTable::Find(uintptr_t address) const {
   return it->second;
 }
 
-bool MemoryTable::WasFreed(uintptr_t address) const {
-  MutexLock lock(&mutex_);
-  for (const MemoryRange& range : freed_) {
-    if (address - range.begin < range.bytes) return true;
-  }
-  return false;
-}
-
 std::optional<MemoryRange> MemoryTable::Remove(uintptr_t address) {
   MutexLock lock(&mutex_);
   const auto it = ranges_.find(address);
   if (it == ranges_.end()) return std::nullopt;
   MemoryRange range = it->second;
   ranges_.erase(it);
-  freed_.push_back(range);
-  if (freed_.size() > kFreedRanges) freed_.pop_front();
   return range;
 }
 

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cuda.h>
-#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -42,9 +41,6 @@ class MemoryTable {
   absl::Status Insert(MemoryRange range);
   // The range that holds `address`.
   std::optional<MemoryRange> Find(uintptr_t address) const;
-  // Whether `address` lies in a range that was removed, and where nothing came after it. Only the
-  // latest kFreedRanges removed ranges are remembered.
-  bool WasFreed(uintptr_t address) const;
   // Removes the range that begins at `address`, and returns it.
   std::optional<MemoryRange> Remove(uintptr_t address);
   // Drops all ranges of a context that is no more.
@@ -53,11 +49,8 @@ class MemoryTable {
   void RemoveShared(CUcontext context);
 
  private:
-  static constexpr size_t kFreedRanges = 1024;
-
   mutable Mutex mutex_;
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<MemoryRange> freed_ ABSL_GUARDED_BY(mutex_);  // oldest first
   std::map<uintptr_t, MemoryRange> ranges_ ABSL_GUARDED_BY(mutex_);
 };
 

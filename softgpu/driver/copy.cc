@@ -105,35 +105,28 @@ bool TouchesGraphMemory(const Driver& driver, uint64_t address) {
   return found && found->kind == AllocationKind::kGraph;
 }
 
-// A copy that is not possible now. Memory of a graph gets its bytes when the stream comes to the
-// node that allocates it, which may be on its way: only then is it known.
-absl::Status CopyWithGraphMemory(Driver& driver, Context& context, Stream& stream,
-                                 const CopyPlan& plan, bool wait) {
+// Memory of a graph gets its bytes when the stream comes to the node that allocates it, which may
+// be on its way.
+absl::Status WaitForGraphMemory(Context& context, Stream& stream) {
+  return context.RunAndWait(
+      stream, [] { return absl::OkStatus(); }, Context::Eager::kNo);
+}
+
+absl::Status CheckCopyNow(Driver& driver, Context& context, Stream& stream, const CopyPlan& plan) {
   const absl::Status now = CheckCopy(driver, plan, WhenToRun::kNow);
-  if (!CheckCopy(driver, plan, WhenToRun::kLater).ok() ||
+  if (now.ok() || !CheckCopy(driver, plan, WhenToRun::kLater).ok() ||
       !(TouchesGraphMemory(driver, plan.source) || TouchesGraphMemory(driver, plan.destination))) {
     return now;
   }
-  const auto copy = [&driver, plan]() -> absl::Status {
-    if (!CheckCopy(driver, plan, WhenToRun::kNow).ok()) {
-      return CudaError(CUDA_ERROR_ILLEGAL_ADDRESS, "a copy with memory that no graph holds");
-    }
-    RunCopy(plan);
-    return absl::OkStatus();
-  };
-  const bool pageable = IsPageable(driver, plan.destination, plan.destination_side) ||
-                        IsPageable(driver, plan.source, plan.source_side);
-  if (wait || pageable) return context.RunAndWait(stream, copy, Context::Eager::kNo);
-  return context.Enqueue(stream, copy, RunOn::kAnyThread).status();
+  RETURN_IF_ERROR(WaitForGraphMemory(context, stream));
+  return CheckCopy(driver, plan, WhenToRun::kNow);
 }
 
 }  // namespace
 
 absl::Status CopyNow(Driver& driver, Context& context, Stream& stream, const CopyPlan& plan) {
   if (plan.width == 0 || plan.height == 0 || plan.depth == 0) return absl::OkStatus();
-  if (!CheckCopy(driver, plan, WhenToRun::kNow).ok()) {
-    return CopyWithGraphMemory(driver, context, stream, plan, /*wait=*/true);
-  }
+  RETURN_IF_ERROR(CheckCopyNow(driver, context, stream, plan));
   return context.RunAndWait(
       stream,
       [plan] {
@@ -152,9 +145,7 @@ absl::Status CopyAsync(Driver& driver, Context& context, Stream& stream, const C
     node.plan = plan;
     return CaptureWork(driver, stream, std::move(node));
   }
-  if (!CheckCopy(driver, plan, WhenToRun::kNow).ok()) {
-    return CopyWithGraphMemory(driver, context, stream, plan, /*wait=*/false);
-  }
+  RETURN_IF_ERROR(CheckCopyNow(driver, context, stream, plan));
   const size_t bytes = TotalBytes(plan);
   if (IsPageable(driver, plan.destination, plan.destination_side)) {
     return CopyNow(driver, context, stream, plan);
@@ -233,9 +224,11 @@ void RunFill(const FillPlan& plan) {
 
 absl::Status FillAsync(Driver& driver, Context& context, Stream& stream, const FillPlan& plan) {
   const bool capturing = stream.is_capturing();
-  const bool later = capturing || TouchesGraphMemory(driver, plan.destination);
-  RETURN_IF_ERROR(CheckFill(driver, plan, later ? WhenToRun::kLater : WhenToRun::kNow));
-  const bool is_there = CheckFill(driver, plan, WhenToRun::kNow).ok();
+  if (!capturing && TouchesGraphMemory(driver, plan.destination) &&
+      !CheckFill(driver, plan, WhenToRun::kNow).ok()) {
+    RETURN_IF_ERROR(WaitForGraphMemory(context, stream));
+  }
+  RETURN_IF_ERROR(CheckFill(driver, plan, capturing ? WhenToRun::kLater : WhenToRun::kNow));
   if (plan.width == 0 || plan.height == 0) return absl::OkStatus();
   if (capturing) {
     FillNode node;
@@ -253,15 +246,12 @@ absl::Status FillAsync(Driver& driver, Context& context, Stream& stream, const F
   return context
       .Enqueue(
           stream,
-          [&driver, plan, is_there]() -> absl::Status {
-            if (!is_there && !CheckFill(driver, plan, WhenToRun::kNow).ok()) {
-              return CudaError(CUDA_ERROR_ILLEGAL_ADDRESS, "a fill of memory that no graph holds");
-            }
+          [plan] {
             RunFill(plan);
             return absl::OkStatus();
           },
           RunOn::kAnyThread, Wake::kYes,
-          is_there&& bytes <= kEagerBytes ? Context::Eager::kYes : Context::Eager::kNo)
+          bytes <= kEagerBytes ? Context::Eager::kYes : Context::Eager::kNo)
       .status();
 }
 

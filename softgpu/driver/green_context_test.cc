@@ -118,7 +118,7 @@ TEST_F(GreenContextTest, ItsContextIsGoneAfterAReset) {
   ASSERT_SUCCESS(cuCtxFromGreenCtx(&context, green));
   ASSERT_SUCCESS(cuDevicePrimaryCtxReset(0));
   CUstream stream = nullptr;
-  EXPECT_CU(CUDA_ERROR_CONTEXT_IS_DESTROYED,
+  EXPECT_CU(CUDA_ERROR_INVALID_CONTEXT,
             cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
   EXPECT_SUCCESS(cuGreenCtxDestroy(green));
 }

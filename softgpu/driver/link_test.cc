@@ -72,9 +72,12 @@ TEST_F(LinkTest, RefusesWhatItCannotLink) {
   char object[] = "object";
   EXPECT_CU(CUDA_ERROR_NO_BINARY_FOR_GPU,
             cuLinkAddData(state_, CU_JIT_INPUT_OBJECT, object, 6, "x.o", 0, nullptr, nullptr));
-  // The device runtime is built in.
-  EXPECT_SUCCESS(
-      cuLinkAddFile(state_, CU_JIT_INPUT_LIBRARY, "/cuda/libcudadevrt.a", 0, nullptr, nullptr));
+  // The device runtime is built in: its file has to be there, but is not read.
+  const std::string runtime = ::testing::TempDir() + "/libcudadevrt.a";
+  std::ofstream(runtime) << "!<arch>\n";
+  EXPECT_SUCCESS(cuLinkAddFile(state_, CU_JIT_INPUT_LIBRARY, runtime.c_str(), 0, nullptr, nullptr));
+  EXPECT_CU(CUDA_ERROR_FILE_NOT_FOUND,
+            cuLinkAddFile(state_, CU_JIT_INPUT_LIBRARY, "/no/libcudadevrt.a", 0, nullptr, nullptr));
   EXPECT_CU(CUDA_ERROR_FILE_NOT_FOUND,
             cuLinkAddFile(state_, CU_JIT_INPUT_PTX, "/no/such.ptx", 0, nullptr, nullptr));
   EXPECT_CU(CUDA_ERROR_NOT_SUPPORTED,
