@@ -1,5 +1,7 @@
 // Managed, pinned and registered memory: what travels, and when. The worker's memory is the card's.
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "client/cuda/client_test.h"
@@ -31,13 +33,21 @@ class SharedMemoryTest : public ClientTest {
     return reinterpret_cast<uint32_t*>(address);
   }
   // Work of any kind.
-  void Work() { EXPECT_EQ(cuMemsetD8Async(scratch, 0, 16, nullptr), CUDA_SUCCESS); }
+  void Work() {
+    EXPECT_EQ(cuMemsetD8Async(scratch, 0, 16, nullptr), CUDA_SUCCESS);
+    ++works;
+  }
   void Wait() { EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS); }
   uint32_t& OnCard(const uint32_t* pointer) {
     return *reinterpret_cast<uint32_t*>(worker->memory(reinterpret_cast<uint64_t>(pointer)));
   }
-  // As a kernel does.
+  // As a kernel does, behind the work so far: what the host wrote before that has arrived.
   void WriteOnCard(const uint32_t* pointer, uint32_t value) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (worker->Count("cuMemsetD8Async") < works) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      std::this_thread::yield();
+    }
     OnCard(pointer) = value;
     changed.push_back(reinterpret_cast<uint64_t>(pointer));
   }
@@ -54,6 +64,7 @@ class SharedMemoryTest : public ClientTest {
   }
 
   CUdeviceptr scratch = 0;
+  size_t works = 0;
   std::vector<uint64_t> changed;
 };
 
