@@ -11,6 +11,9 @@
 namespace fargpu::softgpu::ptx {
 namespace {
 
+// No memory is larger; and sums of a few of them, which are made later, do not overflow.
+constexpr int64_t kMaxOffset = int64_t{1} << 48;
+
 // Deeper nesting than this in source text is refused, so that hostile text cannot use up the stack.
 constexpr size_t kMaxNesting = 64;
 constexpr uint64_t kMaxVariableBytes = uint64_t{1} << 40;
@@ -238,8 +241,14 @@ absl::Status DeclarationParser::Offset(int64_t* offset) {
     bool negative = token_.Is('-');
     Take();
     if (Accept('-')) negative = !negative;  // [%r+-8]
+    const Location at = token_.location;
     ASSIGN_OR_RETURN(const uint64_t value, Integer("an offset"));
-    *offset = static_cast<int64_t>(static_cast<uint64_t>(*offset) + (negative ? 0 - value : value));
+    const auto sum =
+        static_cast<int64_t>(static_cast<uint64_t>(*offset) + (negative ? 0 - value : value));
+    if (sum > kMaxOffset || sum < -kMaxOffset) {
+      return ErrorAt(at, absl::StrCat("offset ", sum, " is beyond the limit of ", kMaxOffset));
+    }
+    *offset = sum;
   }
   return absl::OkStatus();
 }

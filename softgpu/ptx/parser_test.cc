@@ -126,6 +126,9 @@ TEST(ParserTest, KeepsModifiersInAnyOrder) {
 }
 
 TEST(ParserTest, ErrorsNameLineAndColumn) {
+  EXPECT_THAT(ParseError(".version 8.0\n.entry k() {\n  .reg .b64 %r<2>;\n"
+                         "  st.u32 [%r1+9223372036854775807], 0;\n}\n"),
+              StartsWith("line 4, column 15: offset 9223372036854775807 is beyond the limit"));
   EXPECT_THAT(
       ParseError(".version 8.0\n.entry k() {\n  .reg .b32 %r<2>;\n  mov.u32 %q1, %r1;\n}\n"),
       StartsWith("line 4, column 11: register %q1 is not declared"));
