@@ -69,6 +69,9 @@ struct DeviceInfo {
   std::vector<int32_t> attributes;  // index: CUdevice_attribute; [0] is unused
   int32_t least_stream_priority = 0;
   int32_t greatest_stream_priority = 0;
+  // What programs are told, MAJOR * 10 + MINOR, where that is not what the attributes say, which is
+  // what NVIDIA's libraries are told (docs/design/016); else 0.
+  int32_t program_capability = 0;
 
   template <typename Visitor>
   void VisitFields(Visitor& visitor) {
@@ -80,6 +83,7 @@ struct DeviceInfo {
     visitor(attributes);
     visitor(least_stream_priority);
     visitor(greatest_stream_priority);
+    visitor(program_capability);
   }
 };
 

@@ -37,7 +37,7 @@ int64_t Now() {
 
 CallStream::CallStream(std::unique_ptr<transport::Connection> connection,
                        transport::LinkOptions options,
-                       std::function<void(absl::Span<const char>)> print)
+                       std::function<void(wire::PrintStream, absl::Span<const char>)> print)
     : print_(std::move(print)),
       host_functions_([this](uint64_t run) { EndHostFunction(run); },
                       [this](uint64_t run, uint64_t offset, absl::Span<const char> bytes) {
@@ -308,7 +308,11 @@ absl::Status CallStream::HandleDelivery(const transport::IncomingFrame& frame) {
   std::memcpy(where, frame.body().data(), sizeof(where));
   stats_.bulk_bytes_received.fetch_add(frame.bulk().size(), std::memory_order_relaxed);
   if (where[0] == 0) {
-    print_(frame.bulk());
+    if (where[1] > static_cast<uint64_t>(wire::PrintStream::kError)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("text for output ", where[1], "; there are stdout, 0, and stderr, 1"));
+    }
+    print_(static_cast<wire::PrintStream>(where[1]), frame.bulk());
     return absl::OkStatus();
   }
   return deliveries_.Apply(where[0], where[1], frame.bulk());

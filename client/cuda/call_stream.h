@@ -19,6 +19,7 @@
 #include "client/cuda/stats.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
+#include "protocol/wire/print_stream.h"
 #include "protocol/wire/record.h"
 #include "transport/link.h"
 
@@ -46,9 +47,10 @@ struct PendingReply {
 // every wait ends with it.
 class CallStream {
  public:
-  // `print` gets what kernels print. Called by whatever thread receives; must not call back.
+  // `print` gets what kernels print, and where to. Called by whatever thread receives; must not
+  // call back.
   CallStream(std::unique_ptr<transport::Connection> connection, transport::LinkOptions options,
-             std::function<void(absl::Span<const char>)> print);
+             std::function<void(wire::PrintStream, absl::Span<const char>)> print);
   ~CallStream();
 
   // Sends a call that nobody waits for. `header` has context and thread.
@@ -156,7 +158,7 @@ class CallStream {
   void Die(const absl::Status& cause);
   void RunFlusher();
 
-  const std::function<void(absl::Span<const char>)> print_;
+  const std::function<void(wire::PrintStream, absl::Span<const char>)> print_;
   Stats stats_;
   Deliveries deliveries_;
   HostFunctions host_functions_;

@@ -261,17 +261,21 @@ TEST_F(CallsTest, PinnedBufferThatIsStillToBeFilledIsReadWhenTheStreamComesToIt)
   ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
 }
 
-TEST_F(CallsTest, WhatKernelsPrintGoesToStdout) {
+TEST_F(CallsTest, WhatKernelsPrintGoesToStdoutAndStderr) {
   Begin();
   const std::string text = "printed by a kernel\n";
+  const std::string error = "a kernel's assertion\n";
   testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
   worker->On<wire::CtxSynchronizeRequest>(
       [&](const wire::CtxSynchronizeRequest&, wire::CtxSynchronizeReply*, FakeWorker::Call*) {
         worker->Deliver(0, 0, text);
+        worker->Deliver(0, 1, error);
         return CUDA_SUCCESS;
       });
   ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   EXPECT_EQ(testing::internal::GetCapturedStdout(), text);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), error);
 }
 
 TEST_F(CallsTest, DeathOfTheWorkerEndsWaitsAndSticks) {

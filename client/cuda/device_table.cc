@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "common/cuda_error.h"
+#include "protocol/driver_abi/caller.h"
 
 namespace fargpu::client {
 namespace {
@@ -75,6 +76,17 @@ int DeviceTable::Attribute(CUdevice device, int attribute) const {
   const std::vector<int32_t>& attributes = devices_[device].attributes;
   if (attribute < 0 || static_cast<size_t>(attribute) >= attributes.size()) return 0;
   return attributes[attribute];
+}
+
+int DeviceTable::Attribute(CUdevice device, int attribute, const void* caller) const {
+  const bool is_major = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+  const bool is_minor = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+  const int program = devices_[device].program_capability;
+  if ((is_major || is_minor) && program != 0 &&
+      driver_abi::CallerOf(caller) == driver_abi::Caller::kProgram) {
+    return is_major ? program / 10 : program % 10;
+  }
+  return Attribute(device, attribute);
 }
 
 std::vector<driver_abi::DeviceIdentity> DeviceTable::Identities() const {

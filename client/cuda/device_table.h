@@ -27,6 +27,10 @@ class DeviceTable {
   // nobody knows are 0: the runtime asks for attributes of the future.
   int Attribute(CUdevice device, int attribute) const;
 
+  // The same for one who asks from `caller`, a return address: programs and NVIDIA's libraries may
+  // be told different capabilities.
+  int Attribute(CUdevice device, int attribute, const void* caller) const;
+
   std::vector<driver_abi::DeviceIdentity> Identities() const;
 
  private:

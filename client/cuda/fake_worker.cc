@@ -89,6 +89,7 @@ Welcome FakeWorker::MakeWelcome() {
     for (const auto& [attribute, value] : values) device.attributes[attribute] = value;
     device.least_stream_priority = 0;
     device.greatest_stream_priority = -5;
+    device.program_capability = 120;
     welcome.devices.push_back(std::move(device));
   }
   return welcome;

@@ -18,20 +18,22 @@ namespace fargpu::client {
 namespace {
 
 // What a kernel prints goes where the program's own output goes, in the order of its calls. The
-// thread that has locked stdout may be printing managed memory, which waits for a reply that this
+// thread that has locked the file may be printing managed memory, which waits for a reply that this
 // thread would have to take: after a while it is done without the lock.
-void PrintToStdout(absl::Span<const char> text) {
+void Print(wire::PrintStream stream, absl::Span<const char> text) {
+  std::FILE* const file = stream == wire::PrintStream::kOut ? stdout : stderr;
   constexpr absl::Duration kLongestWait = absl::Seconds(1);
   const absl::Time deadline = absl::Now() + kLongestWait;
-  while (ftrylockfile(stdout) != 0) {
+  while (ftrylockfile(file) != 0) {
     if (absl::Now() > deadline) {
-      WriteFully(STDOUT_FILENO, text, deadline + kLongestWait).IgnoreError();
+      const int fd = stream == wire::PrintStream::kOut ? STDOUT_FILENO : STDERR_FILENO;
+      WriteFully(fd, text, deadline + kLongestWait).IgnoreError();
       return;
     }
     absl::SleepFor(absl::Milliseconds(1));
   }
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  funlockfile(stdout);
+  std::fwrite(text.data(), 1, text.size(), file);
+  funlockfile(file);
 }
 
 absl::Status BadHandle(const char* what, const void* handle) {
@@ -95,7 +97,7 @@ Session::Session(SessionParts parts, std::unique_ptr<HandleArena> arena, Address
       window_(std::move(window)),
       control_(std::move(parts.control)),
       pools_(devices_.count()),
-      calls_(std::move(parts.connection), parts.link_options, &PrintToStdout) {
+      calls_(std::move(parts.connection), parts.link_options, &Print) {
   calls_.CountRoundTrip();  // the handshake
   // Host functions see what the work before them has written, and work after them what they wrote.
   calls_.host_functions().SetAround([this] { shared_.BeforeHostFunction(); },

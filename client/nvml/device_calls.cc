@@ -9,6 +9,11 @@
 namespace fargpu::nvml {
 
 int AttributeOf(const DeviceInfo& card, CUdevice_attribute attribute) {
+  // As the driver tells programs.
+  if (const int program = card.program_capability; program != 0) {
+    if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) return program / 10;
+    if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) return program % 10;
+  }
   const auto index = static_cast<size_t>(attribute);
   return index < card.attributes.size() ? card.attributes[index] : 0;
 }

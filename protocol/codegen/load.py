@@ -10,7 +10,7 @@ STATUSES = ("supported", "refused", "missing")
 MODES = ("local", "async", "sync")
 ENTRY_KEYS = {"symbol", "proto", "public", "status", "mode", "op", "args", "request", "reply",
               "client", "server", "blocking", "call_bulk", "reply_bulk", "wants_reply", "needs_context",
-              "shared", "checked", "result", "doc", "why"}
+              "shared", "checked", "caller", "result", "doc", "why"}
 MESSAGE_KEYS = {"message", "op", "mode", "request", "reply", "server", "call_bulk", "reply_bulk",
                 "blocking", "needs_context", "doc"}
 PUBLIC_KEYS = {"name", "since", "twin", "twin_since"}
@@ -101,6 +101,7 @@ class Call:
     wants_reply: bool = False
     needs_context: bool = True
     shared: bool = False  # written once, in protocol/driver_abi/local, for client and softgpu
+    caller: bool = False  # the client's code is told the return address, to know who asks
     checked: bool = False  # a generated client stub asks Check_<symbol> before it sends
     result: str = "CUDA_ERROR_NOT_SUPPORTED"  # of a call that is not supported
     doc: str = ""
@@ -203,6 +204,9 @@ def _load_call(entry, group):
     call.shared = bool(entry.get("shared", False))
     if call.shared and (call.mode != "local" or call.twin):
         raise SpecError(f"{where}: only a local call without a per-thread twin is shared")
+    call.caller = bool(entry.get("caller", False))
+    if call.caller and (call.mode != "local" or call.twin or call.shared):
+        raise SpecError(f"{where}: only a local call of the client's own may ask for its caller")
     if call.mode == "local":
         call.client = "custom"
         return call

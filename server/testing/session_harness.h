@@ -217,13 +217,14 @@ class SessionTest : public testing::Test {
   // Until the session has ended; its cause.
   absl::Status WaitForEnd() { return session_->Wait(); }
 
-  void Print(const std::string& text) {
+  void Print(const PrintedText& text) {
     MutexLock lock(&print_mutex_);
-    printed_ += text;
+    printed_.out += text.out;
+    printed_.error += text.error;
   }
-  std::string TakePrinted() {
+  PrintedText TakePrinted() {
     MutexLock lock(&print_mutex_);
-    return std::exchange(printed_, std::string());
+    return std::exchange(printed_, PrintedText());
   }
 
   std::string path_;
@@ -236,7 +237,7 @@ class SessionTest : public testing::Test {
   std::unique_ptr<Session> session_;
   std::unique_ptr<WireClient> client_;
   Mutex print_mutex_;
-  std::string printed_ ABSL_GUARDED_BY(print_mutex_);
+  PrintedText printed_ ABSL_GUARDED_BY(print_mutex_);
 };
 
 }  // namespace fargpu::server

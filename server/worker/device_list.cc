@@ -7,7 +7,9 @@
 
 #include "common/cuda_error.h"
 #include "common/ids.h"
+#include "common/software_card.h"
 #include "common/status_macros.h"
+#include "protocol/driver_abi/caller.h"
 
 namespace fargpu::server {
 namespace {
@@ -46,6 +48,16 @@ absl::StatusOr<DeviceInfo> DescribeDevice(Driver& driver, CUdevice device) {
         CUDA_SUCCESS) {
       info.attributes[static_cast<size_t>(attribute)] = value;
     }
+  }
+  const auto ask = [&](int attribute) {
+    int value = 0;
+    const CUresult result =
+        driver.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), device);
+    return result == CUDA_SUCCESS ? value : 0;
+  };
+  if (IsSoftwareCard(UuidText(info))) {
+    info.program_capability =
+        ask(driver_abi::kProgramCapabilityMajor) * 10 + ask(driver_abi::kProgramCapabilityMinor);
   }
   info.least_stream_priority = kLeastStreamPriority;
   info.greatest_stream_priority = kGreatestStreamPriority;

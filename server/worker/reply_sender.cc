@@ -74,13 +74,14 @@ void ReplySender::SendDelivery(uint64_t token, uint64_t offset, transport::Messa
   if (ticket.ok()) Keep(*ticket, std::move(bytes));
 }
 
-void ReplySender::SendPrinted(absl::string_view text) {
+void ReplySender::SendPrinted(wire::PrintStream stream, absl::string_view text) {
+  if (text.empty()) return;
   MutexLock lock(&mutex_);
   for (size_t at = 0; at < text.size(); at += wire::kMaxBulkBytes) {
     const absl::string_view piece = text.substr(at, wire::kMaxBulkBytes);
     transport::Message bytes = transport::NewMessage(piece.size());
     std::memcpy(bytes.storage.get(), piece.data(), piece.size());
-    SendDelivery(0, 0, std::move(bytes));
+    SendDelivery(0, static_cast<uint64_t>(stream), std::move(bytes));
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "common/mutex.h"
 #include "protocol/wire/host_function.h"
+#include "protocol/wire/print_stream.h"
 #include "protocol/wire/record.h"
 #include "server/worker/async_copies.h"
 #include "transport/link.h"
@@ -48,8 +49,8 @@ class ReplySender {
   // Bytes for the client's memory at which a graph has come to a copy; sent as deliveries, copied.
   void SendHostBytes(uint64_t token, absl::Span<const char> bytes);
 
-  // Text that kernels printed, as delivery 0.
-  void SendPrinted(absl::string_view text);
+  // Text that kernels printed, if any, as delivery 0.
+  void SendPrinted(wire::PrintStream stream, absl::string_view text);
 
  private:
   struct Borrowed {

@@ -36,7 +36,7 @@ thread_local bool is_dispatching = false;
 }  // namespace
 
 Session::Session(SessionResources* resources, std::unique_ptr<transport::Connection> connection,
-                 Options options, std::function<std::string()> printed)
+                 Options options, std::function<PrintedText()> printed)
     : resources_(*resources),
       options_(options),
       printed_(std::move(printed)),
@@ -336,7 +336,9 @@ void Session::Run(const Work& work) {
   }
   // Whatever waits for the card, or ends a context, makes a driver print.
   if (row.blocking || !row.needs_context) {
-    if (const std::string text = printed_(); !text.empty()) replies_->SendPrinted(text);
+    const PrintedText text = printed_();
+    replies_->SendPrinted(wire::PrintStream::kOut, text.out);
+    replies_->SendPrinted(wire::PrintStream::kError, text.error);
   }
   if ((work.header.flags & wire::kWantsReply) == 0) {
     if (result != CUDA_SUCCESS) replies_->NoteDeferred(result);

@@ -20,6 +20,12 @@
 
 namespace fargpu::server {
 
+// What kernels have printed: printf to stdout, assertions to stderr.
+struct PrintedText {
+  std::string out;
+  std::string error;
+};
+
 struct DispatchRow;
 
 // Serves one client: takes the calls out of its frames in the order in which they were made, runs
@@ -43,7 +49,7 @@ class Session {
   // `resources` must outlive the session. `printed` takes what kernels have printed since it was
   // last called; it is called after calls that make the driver print.
   Session(SessionResources* resources, std::unique_ptr<transport::Connection> connection,
-          Options options, std::function<std::string()> printed);
+          Options options, std::function<PrintedText()> printed);
   // Waits for handlers that are running.
   ~Session();
 
@@ -88,7 +94,7 @@ class Session {
 
   SessionResources& resources_;
   const Options options_;
-  const std::function<std::string()> printed_;
+  const std::function<PrintedText()> printed_;
   // Number of this session within the process, so that threads know whose context is current.
   const uint64_t instance_;
 

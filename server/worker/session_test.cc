@@ -149,12 +149,16 @@ TEST_F(SessionTest, DeliveriesLeaveWithoutAReplyWhenThereAreMany) {
 }
 
 TEST_F(SessionTest, WhatKernelsPrintComesBeforeTheReply) {
-  Print("hello from a kernel\n");
-  EXPECT_EQ(client_->Call(wire::StreamSynchronizeRequest{}).deliveries_before, 1u);
+  Print({.out = "hello from a kernel\n", .error = "an assertion failed\n"});
+  EXPECT_EQ(client_->Call(wire::StreamSynchronizeRequest{}).deliveries_before, 2u);
   const auto deliveries = client_->deliveries();
-  ASSERT_EQ(deliveries.size(), 1u);
+  ASSERT_EQ(deliveries.size(), 2u);
   EXPECT_EQ(deliveries[0].token, 0u);
+  EXPECT_EQ(deliveries[0].offset, static_cast<uint64_t>(wire::PrintStream::kOut));
   EXPECT_EQ(deliveries[0].bytes, "hello from a kernel\n");
+  EXPECT_EQ(deliveries[1].token, 0u);
+  EXPECT_EQ(deliveries[1].offset, static_cast<uint64_t>(wire::PrintStream::kError));
+  EXPECT_EQ(deliveries[1].bytes, "an assertion failed\n");
 }
 
 TEST_F(SessionTest, IdsThatNameNothingAreCudaErrors) {

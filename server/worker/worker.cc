@@ -21,8 +21,8 @@
 #include "server/process/message_socket.h"
 #include "server/process/process_messages.h"
 #include "server/worker/device_list.h"
+#include "server/worker/output_capture.h"
 #include "server/worker/session.h"
-#include "server/worker/stdout_capture.h"
 #include "transport/ucx/place_info.h"
 #include "transport/ucx/ucx_endpoint.h"
 
@@ -59,7 +59,7 @@ struct Serving {
 
 // Opens the session and fills the client's Welcome.
 absl::Status StartServing(const WorkerOptions& options, const DaemonMessage& start,
-                          UniqueFd ledger_fd, Driver* driver, StdoutCapture* capture,
+                          UniqueFd ledger_fd, Driver* driver, OutputCapture* capture,
                           Serving* serving, Welcome* welcome) {
   ASSIGN_OR_RETURN(welcome->version,
                    NegotiateVersion(start.hello.version_min, start.hello.version_max));
@@ -112,6 +112,7 @@ absl::Status StartServing(const WorkerOptions& options, const DaemonMessage& sta
   serving->resources = std::make_unique<SessionResources>(
       driver, devices, serving->ledger.get(), serving->allocator.get(), &serving->admission);
   serving->resources->memory_exchange.Start(serving->allocator.get(), start.lease, start.session);
+  RETURN_IF_ERROR(capture->CaptureErrors());
   Session::Options session_options;
   session_options.link.active_spin = kActiveSpin;
   serving->session =
@@ -207,7 +208,7 @@ int RunWorker(const WorkerOptions& options) {
     return daemon->SendMessage(message).ok() ? 1 : 2;
   };
 
-  absl::StatusOr<std::unique_ptr<StdoutCapture>> capture = StdoutCapture::Start();
+  absl::StatusOr<std::unique_ptr<OutputCapture>> capture = OutputCapture::Start();
   if (!capture.ok()) return give_up(capture.status());
   absl::StatusOr<std::unique_ptr<LoadedDriver>> driver = StartDriver(options.driver);
   if (!driver.ok()) return give_up(driver.status());

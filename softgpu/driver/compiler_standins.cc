@@ -9,14 +9,14 @@
 #include "absl/strings/str_cat.h"
 
 #include "common/log.h"
-#include "softgpu/driver/caller.h"
+#include "protocol/driver_abi/caller.h"
 
 namespace fargpu::softgpu {
 
 void LoadCompilerStandIns() {
   char program[PATH_MAX] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) > 0 &&
-      CallerOfFile(program) == Caller::kLibrary) {
+      driver_abi::CallerOfFile(program) == driver_abi::Caller::kLibrary) {
     return;
   }
   Dl_info self = {};

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "softgpu/driver/caller.h"
+#include "protocol/driver_abi/caller.h"
 #include "softgpu/driver/device_attributes.h"
 #include "softgpu/driver/edge.h"
 
@@ -87,9 +87,11 @@ CU_API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, C
     *value = DeviceAttribute(spec, attribute);
     const bool is_major = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
     const bool is_minor = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
-    if ((is_major || is_minor) && CallerOf(caller) == Caller::kLibrary) {
+    if ((is_major || is_minor) && driver_abi::CallerOf(caller) == driver_abi::Caller::kLibrary) {
       *value = is_major ? spec.library_capability_major : spec.library_capability_minor;
     }
+    if (attribute == driver_abi::kProgramCapabilityMajor) *value = spec.capability_major;
+    if (attribute == driver_abi::kProgramCapabilityMinor) *value = spec.capability_minor;
     return absl::OkStatus();
   });
 }

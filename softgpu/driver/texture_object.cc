@@ -196,7 +196,9 @@ absl::StatusOr<TextureDescriptor> DescribeTexture(const ResourceImage& resource,
   }
   TextureDescriptor descriptor;
   descriptor.image = resource.image;
-  for (int i = 0; i < 3; ++i) {
+  const bool linear_memory = resource.image.shape == ImageShape::kLinear;
+  // CUDA ignores what does not apply to linear memory, and programs leave it undefined.
+  for (int i = 0; i < 3 && !linear_memory; ++i) {
     if (texture.addressMode[i] < CU_TR_ADDRESS_MODE_WRAP ||
         texture.addressMode[i] > CU_TR_ADDRESS_MODE_BORDER) {
       return Invalid(absl::StrCat("address mode ", static_cast<int>(texture.addressMode[i])));
@@ -204,6 +206,7 @@ absl::StatusOr<TextureDescriptor> DescribeTexture(const ResourceImage& resource,
     descriptor.address_mode[i] = static_cast<AddressMode>(texture.addressMode[i]);
   }
   for (const CUfilter_mode mode : {texture.filterMode, texture.mipmapFilterMode}) {
+    if (linear_memory) break;
     if (mode != CU_TR_FILTER_MODE_POINT && mode != CU_TR_FILTER_MODE_LINEAR) {
       return Invalid(absl::StrCat("filter mode ", static_cast<int>(mode)));
     }
@@ -217,12 +220,11 @@ absl::StatusOr<TextureDescriptor> DescribeTexture(const ResourceImage& resource,
       (resource.normalized || (texture.flags & CU_TRSF_READ_AS_INTEGER) == 0);
   descriptor.srgb = (texture.flags & CU_TRSF_SRGB) != 0 && descriptor.normalized_values &&
                     channel == ChannelType::kU8;
-  const bool linear_memory = resource.image.shape == ImageShape::kLinear;
   if (descriptor.linear_filter && !linear_memory && IsInteger(channel) &&
       !descriptor.normalized_values) {
     return Invalid("integers that are read as integers cannot be filtered");
   }
-  if (linear_memory) descriptor.linear_filter = false;
+  if (linear_memory) descriptor.linear_filter = descriptor.linear_mip_filter = false;
   descriptor.mip_bias = texture.mipmapLevelBias;
   descriptor.min_level = texture.minMipmapLevelClamp;
   descriptor.max_level = texture.maxMipmapLevelClamp;

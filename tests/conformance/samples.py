@@ -2,10 +2,13 @@
 
 Every sample becomes one plain nvcc command for PTX, and runs by itself in a folder with its data:
 directly, and with --remote also on a card that fargpud lends. The verdict is the sample's own:
-its exit status, and what it prints.
+its exit status, and what it prints. A remote run must also print what the direct one printed;
+same_output.py says what is not compared. If they differ, the sample runs directly once more, and
+lines in which the two direct runs differ too do not count.
 """
 
 import argparse
+import collections
 import dataclasses
 import json
 import os
@@ -18,6 +21,8 @@ import sys
 import tempfile
 import time
 
+from same_output import difference
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # What a sample's CMakeLists.txt names if it needs more than CUDA.
@@ -29,6 +34,9 @@ ARGUMENTS = {'nbody': [['-benchmark', '-compare', '-cpu', '-numbodies=2048']]}
 WAIVED = 2
 FAILURE = re.compile(r'FAIL(?:ED|URE)|[Ee]rror code|CUDA error|Test failed|mismatch|'
                      r'not supported|does not support|No .*device')
+WAYS = ('direct', 'tcp', 'shm')
+CARD_MEMORY = '4GiB'
+CARD = f'memory={CARD_MEMORY}'
 # That failure is what these are about.
 SHOWS_FAILURE = {'simpleAssert', 'simpleAssert_nvrtc'}
 
@@ -165,12 +173,18 @@ def first_error(text):
 class Runner:
     """Runs programs on the software device of a build."""
 
+    way = 'direct'
+
     def __init__(self, build, cuda, timeout, log_folder):
         self.build = build
         self.timeout = timeout
-        self.log_folder = log_folder
+        self.log_folder = log_folder / self.way
+        self.log_folder.mkdir(parents=True, exist_ok=True)
         self.environment = dict(os.environ, FARGPU_LOG='error')
         self.libraries = [str(cuda / 'lib64')]
+
+    def close(self):
+        pass
 
     def run(self, sample, program, settings):
         """(verdict, seconds, cause); the worst of all its runs."""
@@ -185,26 +199,31 @@ class Runner:
             this, why = judge(sample.name, status, output, self.timeout)
             if this != 'pass' and verdict == 'pass':
                 verdict, cause = this, why
-        (self.log_folder / f'{sample.name}.log').write_text(log)
+        self.log_of(sample.name).write_text(log)
         return verdict, round(time.monotonic() - start, 1), cause
+
+    def log_of(self, name):
+        return self.log_folder / f'{name}.log'
 
     def execute(self, program, arguments, settings):
         environment = dict(self.environment)
         environment['LD_LIBRARY_PATH'] = ':'.join([str(self.build / 'softgpu'), *self.libraries])
-        if settings.get('min_gpus', 1) > 1:
-            environment['FARGPU_SOFTGPU'] = f'devices={settings["min_gpus"]}'
+        # The same card as on a lease, so that what programs say of it is the same.
+        environment['FARGPU_SOFTGPU'] = f'{CARD},devices={settings.get("min_gpus", 1)}'
         return run_command([str(program), *arguments], program.parent, environment, self.timeout)
 
 
 class RemoteRunner(Runner):
     """Runs them on leased cards, with a broker and a daemon of its own."""
 
-    def __init__(self, *arguments):
+    def __init__(self, way, *arguments):
+        self.way = way
         super().__init__(*arguments)
         self.fargpu = str(self.build / 'bin/fargpu')
         self.home = tempfile.mkdtemp(prefix='fargpu-samples.')
         self.environment['FARGPU_HOME'] = self.home
-        environment = dict(self.environment, FARGPU_SOFTGPU='devices=2')
+        self.environment['FARGPU_TRANSPORT'] = way
+        environment = dict(self.environment, FARGPU_SOFTGPU=f'{CARD},devices=2')
         subprocess.run([self.fargpu, 'up', '--driver', 'softgpu'], env=environment, check=True,
                        stdout=subprocess.DEVNULL)
 
@@ -216,9 +235,31 @@ class RemoteRunner(Runner):
         environment = dict(self.environment)
         environment['LD_LIBRARY_PATH'] = ':'.join(
             [str(self.build / 'softgpu/standins'), *self.libraries])
-        command = [self.fargpu, 'run', '--memory', '1GiB', '--count',
+        command = [self.fargpu, 'run', '--memory', CARD_MEMORY, '--count',
                    str(settings.get('min_gpus', 1)), '--', str(program), *arguments]
         return run_command(command, program.parent, environment, self.timeout)
+
+
+def compare(sample, program, settings, direct, remote, verdict):
+    """Whether a remote run printed what a direct one did: ('same' or 'different', where)."""
+    if not direct.log_of(sample.name).exists():
+        return 'different', 'no direct run to compare with'
+    before, after = (runner.log_of(sample.name).read_text(errors='replace')
+                     for runner in (direct, remote))
+    found = difference(sample.name, before, after)
+    if not found:
+        return 'same', ''
+    if verdict == 'fail':
+        return 'different', str(found)
+    # Does another direct run differ in these lines too?
+    direct.run(sample, program, settings)
+    again = direct.log_of(sample.name).read_text(errors='replace')
+    own = difference(sample.name, before, again)
+    if not difference(sample.name, again, after):
+        return 'same', f'as the second of two direct runs, which differ: {own}'
+    if own and not collections.Counter(found.missing) - collections.Counter(own.missing):
+        return 'same', f'but for lines that change from one direct run to the next: {own}'
+    return 'different', str(found)
 
 
 def run_command(command, folder, environment, timeout):
@@ -252,22 +293,27 @@ def judge(name, status, output, timeout):
 
 
 def table(results):
-    """Markdown: one row for each that does not pass, then the counts."""
-    ways = [way for way in ('direct', 'remote') if any(way in r for r in results.values())]
+    """Markdown: one row for each that does not pass or is not the same, then the counts."""
+    ways = [way for way in WAYS if any(way in r for r in results.values())]
     lines = ['| sample | ' + ' | '.join(ways) + ' | cause |', '|---' * (len(ways) + 2) + '|']
     for name, result in sorted(results.items()):
         if 'not_built' in result:
             lines.append(f'| {name} | ' + 'not built | ' * len(ways) + f'{result["not_built"]} |')
-        elif any(result[way]['verdict'] != 'pass' for way in ways if way in result):
-            cells = [f'{result[way]["verdict"]} ({result[way]["seconds"]} s)'
-                     if way in result else '' for way in ways]
-            cause = next(result[way]['cause'] for way in ways
-                         if way in result and result[way]['verdict'] != 'pass')
-            lines.append(f'| {name} | ' + ' | '.join(cells) + f' | {cause.replace("|", "/")} |')
+            continue
+        causes = [result[way][key] for way in ways if way in result
+                  for key in ('cause', 'where') if result[way].get(key)]
+        if causes:
+            cells = [f'{result[way]["verdict"]} {result[way].get("compared", "")} '
+                     f'({result[way]["seconds"]} s)' if way in result else '' for way in ways]
+            lines.append(f'| {name} | ' + ' | '.join(cells) + f' | {causes[0].replace("|", "/")} |')
     lines.append('')
     for way in ways:
-        verdicts = [r[way]['verdict'] for r in results.values() if way in r]
+        ran = [r[way] for r in results.values() if way in r]
+        verdicts = [r['verdict'] for r in ran]
         counts = ', '.join(f'{verdicts.count(v)} {v}' for v in ('pass', 'fail', 'waived'))
+        if way != 'direct':
+            compared = [r.get('compared') for r in ran]
+            counts += ''.join(f', {compared.count(v)} {v}' for v in ('same', 'different'))
         lines.append(f'{way}: {len(verdicts)} samples: {counts}')
     lines.append(f'not built: {sum("not_built" in r for r in results.values())}')
     return '\n'.join(lines)
@@ -281,7 +327,9 @@ def main():
                         help='build of FarGPU (default: build/dev)')
     parser.add_argument('--work', type=pathlib.Path, default=None,
                         help='where programs, logs and results go (default: build/samples)')
-    parser.add_argument('--remote', action='store_true', help='also through fargpud')
+    parser.add_argument('--remote', action='store_true', help='as --ways direct,tcp')
+    parser.add_argument('--ways', default='direct', help='how to run them, of direct, tcp, shm; without '
+                        'direct, comparisons are with the last direct run (default: direct)')
     parser.add_argument('--only', default='', help='names, separated by commas')
     parser.add_argument('--timeout', type=float, default=120, help='seconds for each run')
     parser.add_argument('--build-only', action='store_true')
@@ -307,33 +355,43 @@ def main():
     results_file = work / 'results.json'
     results = json.loads(results_file.read_text()) if results_file.exists() else {}
     builder = Builder(checkout, work / 'programs', cuda)
+    ways = ['direct', 'tcp'] if options.remote else options.ways.split(',')
+    if not set(ways) <= set(WAYS):
+        parser.error(f'--ways knows {", ".join(WAYS)}')
+    # Quick ones first, as far as an earlier run says.
+    chosen.sort(key=lambda s: results.get(s.name, {}).get('direct', {}).get('seconds', 1e9))
+    arguments = (options.build.resolve(), cuda, options.timeout, logs)
+    direct = Runner(*arguments)
     runners = {}
     try:
-        if not options.build_only:
-            runners['direct'] = Runner(options.build.resolve(), cuda, options.timeout, logs)
-            if options.remote:
-                runners['remote'] = RemoteRunner(options.build.resolve(), cuda, options.timeout,
-                                                 logs)
+        for way in () if options.build_only else ways:
+            runners[way] = direct if way == 'direct' else RemoteRunner(way, *arguments)
         for sample in chosen:
             own = settings.get(sample.name, {})
             if own.get('skip'):
                 continue
             program, why = builder.build(sample)
-            result = {} if program else {'not_built': why}
+            result = results.get(sample.name, {}) if program else {'not_built': why}
             for way, runner in runners.items() if program else []:
                 verdict, seconds, cause = runner.run(sample, program, own)
                 result[way] = {'verdict': verdict, 'seconds': seconds, 'cause': cause}
-                print(f'{way:6} {verdict:6} {seconds:6.1f} s  {sample.name}  {cause}', flush=True)
+                shown = verdict
+                if way != 'direct':
+                    compared, where = compare(sample, program, own, direct, runner, verdict)
+                    result[way].update(compared=compared, where=where)
+                    shown, cause = f'{verdict} {compared}', cause or where
+                print(f'{way:6} {shown:14} {seconds:6.1f} s  {sample.name}  {cause}', flush=True)
             if not program:
                 print(f'not built: {sample.name}: {why}', flush=True)
             results[sample.name] = result
             results_file.write_text(json.dumps(results, indent=1))
     finally:
-        if 'remote' in runners:
-            runners['remote'].close()
+        for runner in runners.values():
+            runner.close()
     shown = {s.name: results[s.name] for s in chosen if s.name in results}
     print('\n' + table(shown))
-    bad = any(r.get(way, {}).get('verdict') == 'fail' for r in shown.values() for way in runners)
+    bad = any('fail' in (r[way]['verdict'], r[way].get('compared', '').replace('different', 'fail'))
+              for r in shown.values() for way in runners if way in r)
     return 1 if bad else 0
 
 

@@ -306,8 +306,7 @@ class Pool:
 
 def run_directly(program, *arguments, softgpu='memory=4GiB', **environment):
     """The program on the software device without a network: what its remote output must equal."""
-    # Programs on far cards are told the capability that libraries are told (docs/design/003).
-    extra = clean_environment(FARGPU_SOFTGPU=f'{softgpu},capability=13.0', **environment)
+    extra = clean_environment(FARGPU_SOFTGPU=softgpu, **environment)
     extra['LD_LIBRARY_PATH'] = f'{SOFTGPU}:{CUDA_LIBRARIES}'
     if PRELOAD:
         extra['ASAN_OPTIONS'] = 'detect_leaks=0'

@@ -378,7 +378,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     auto [ours, theirs] = transport::NewInProcessPair();
     Session session(&resources, std::move(theirs),
                     {.link = {.spin = absl::ZeroDuration()}, .max_threads = 8},
-                    [] { return std::string(); });
+                    [] { return PrintedText(); });
     std::atomic<bool> ended{false};
     std::thread waiter([&] {
       end = session.Wait();

@@ -58,11 +58,14 @@ int ChooseArchitecture(CUdevice device) {
   int minor = 0;
   CHECK_DRIVER(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device));
   CHECK_DRIVER(cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device));
-  const int limit = std::min(10 * major + minor, 90);
+  const int own = 10 * major + minor;
+  const int limit = std::min(own, 90);
   int count = 0;
   CHECK_NVRTC(nvrtcGetNumSupportedArchs(&count));
   std::vector<int> known(count);
   CHECK_NVRTC(nvrtcGetSupportedArchs(known.data()));
+  std::printf("the device's own architecture is %s to NVRTC\n",
+              std::count(known.begin(), known.end(), own) == 0 ? "not known" : "known");
   int best = 0;
   for (const int arch : known) {
     if (arch <= limit) best = std::max(best, arch);

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <cuda.h>
 #include <string>
 #include <thread>
 #include <vector>
@@ -178,6 +179,142 @@ void ExitFromHostFunction() {
   pause();
 }
 
+void ExitFromCallback() {
+  UseDevice();
+  std::printf("exit from a callback\n");
+  CHECK_CUDA(cudaStreamAddCallback(
+      nullptr, [](cudaStream_t, cudaError_t, void*) { std::exit(6); }, nullptr, 0));
+  (void)cudaDeviceSynchronize();
+  pause();
+}
+
+void QuickExitFromHostFunction() {
+  UseDevice();
+  std::printf("_exit from a host function\n");
+  std::fflush(stdout);
+  CHECK_CUDA(cudaLaunchHostFunc(
+      nullptr, [](void*) { _exit(6); }, nullptr));
+  (void)cudaDeviceSynchronize();
+  pause();
+}
+
+// The driver, without the runtime.
+struct DriverCalls {
+  template <typename Function>
+  static Function* Find(const char* name) {
+    static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void* const found = library == nullptr ? nullptr : dlsym(library, name);
+    EXPECT(found != nullptr);
+    return reinterpret_cast<Function*>(found);
+  }
+  CUresult (*current)(CUcontext) = Find<CUresult(CUcontext)>("cuCtxSetCurrent");
+  CUresult (*load)(CUmodule*,
+                   const void*) = Find<CUresult(CUmodule*, const void*)>("cuModuleLoadData");
+  CUresult (*function)(CUfunction*, CUmodule, const char*) =
+      Find<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction");
+  CUresult (*get_context)(CUcontext*) = Find<CUresult(CUcontext*)>("cuCtxGetCurrent");
+  CUresult (*synchronize)() = Find<CUresult()>("cuCtxSynchronize");
+  CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                     unsigned, CUstream, void**, void**) =
+      Find<CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                    unsigned, CUstream, void**, void**)>("cuLaunchKernel");
+};
+
+// The process ends while four threads launch kernels and wait for them.
+void ExitWhileLaunching() {
+  UseDevice();
+  const DriverCalls driver;
+  CUcontext context = nullptr;
+  CUmodule module = nullptr;
+  CUfunction nothing = nullptr;
+  EXPECT(driver.get_context(&context) == CUDA_SUCCESS);
+  EXPECT(driver.load(&module,
+                     ".version 8.0\n.target sm_90\n.address_size 64\n"
+                     ".visible .entry Nothing() { ret; }\n") == CUDA_SUCCESS);
+  EXPECT(driver.function(&nothing, module, "Nothing") == CUDA_SUCCESS);
+  std::atomic<int> begun{0};
+  for (int i = 0; i < 4; ++i) {
+    std::thread([&] {
+      EXPECT(driver.current(context) == CUDA_SUCCESS);
+      for (int round = 0;; ++round) {
+        const CUresult result =
+            driver.launch(nothing, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr);
+        // Too late is what they may be told, nothing else.
+        if (result == CUDA_ERROR_DEINITIALIZED) pause();
+        if (result != CUDA_SUCCESS) std::fprintf(stderr, "a launch gives %d\n", result);
+        if (round % 8 == 7) (void)driver.synchronize();
+        if (round == 20) ++begun;
+      }
+    }).detach();
+  }
+  while (begun < 4) usleep(1000);
+  std::printf("exit while four threads launch\n");
+  std::exit(5);
+}
+
+// The same by the runtime, which frees its own tables at exit while its launches still use them: it
+// may crash there, on any driver.
+void ExitWhileRuntimeLaunches() {
+  std::atomic<int> begun{0};
+  for (int i = 0; i < 4; ++i) {
+    std::thread([&] {
+      int* value = nullptr;
+      CHECK_CUDA(cudaMalloc(&value, sizeof(int)));
+      for (int round = 0;; ++round) {
+        Add<<<1, 1>>>(value, 1);
+        if (round == 20) ++begun;
+      }
+    }).detach();
+  }
+  while (begun < 4) usleep(1000);
+  std::printf("exit while four threads launch by the runtime\n");
+  std::fflush(stdout);
+  std::exit(5);
+}
+
+// The first thread ends, the others go on, and the last one ends the process.
+void MainThreadEnds() {
+  UseDevice();
+  static std::atomic<int> left{3};
+  for (int i = 0; i < 3; ++i) {
+    std::thread([] {
+      for (int k = 0; k < 20; ++k) UseDevice();
+      if (--left > 0) return;
+      std::printf("the first thread has ended\n");
+      std::exit(7);
+    }).detach();
+  }
+  pthread_exit(nullptr);
+}
+
+// Programs are started while other threads use the device; each child has a session of its own.
+void SpawnWhileBusy() {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&stop] {
+      while (!stop) UseDevice();
+    });
+  }
+  char* arguments[] = {const_cast<char*>(self), const_cast<char*>("use"), nullptr};
+  for (int i = 0; i < 4; ++i) {
+    pid_t child = -1;
+    if (i % 2 == 0) {
+      EXPECT(posix_spawn(&child, self, nullptr, nullptr, arguments, environ) == 0);
+    } else {
+      child = vfork();
+      if (child == 0) {
+        execv(self, arguments);
+        _exit(127);
+      }
+    }
+    ExpectExit(child, 0);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  std::printf("programs are started while threads use the device\n");
+}
+
 void UseAtExit() {
   UseDevice();
   std::atexit([] {
@@ -256,6 +393,18 @@ int main(int argc, char** argv) {
     ThreadsEnd();
   else if (which == "exit_from_host_function")
     ExitFromHostFunction();
+  else if (which == "_exit_from_host_function")
+    QuickExitFromHostFunction();
+  else if (which == "exit_from_callback")
+    ExitFromCallback();
+  else if (which == "exit_while_launching")
+    ExitWhileLaunching();
+  else if (which == "exit_while_runtime_launches")
+    ExitWhileRuntimeLaunches();
+  else if (which == "main_thread_ends")
+    MainThreadEnds();
+  else if (which == "spawn_while_busy")
+    SpawnWhileBusy();
   else if (which == "dlopen")
     Dlopen();
   else if (which == "use_at_exit")

@@ -1,6 +1,7 @@
-// Arrays, textures and surfaces: arrays are filled and read back in pieces, kernels read textures of
-// arrays, of plain memory and of mipmap levels, and write surfaces. What is read is exact: points,
-// or a linear filter halfway between texels.
+// Arrays, textures and surfaces: arrays are filled and read back in pieces, kernels read textures
+// of arrays, of plain memory and of mipmap levels, and write surfaces. What is read is exact:
+// points, or a linear filter halfway between texels.
+#include <cstring>
 #include <vector>
 
 #include "check.h"
@@ -35,8 +36,7 @@ __global__ void ReadLinear(cudaTextureObject_t texture, float4* out, int count) 
 
 __global__ void ReadLevel(cudaTextureObject_t texture, float* out, int width, float level) {
   const int x = threadIdx.x, y = threadIdx.y;
-  out[y * width + x] =
-      tex2DLod<float>(texture, (x + 0.5f) / width, (y + 0.5f) / width, level);
+  out[y * width + x] = tex2DLod<float>(texture, (x + 0.5f) / width, (y + 0.5f) / width, level);
 }
 
 __global__ void WriteSurface(cudaSurfaceObject_t surface) {
@@ -181,6 +181,22 @@ void LinearMemory() {
   const std::vector<float4> read = FromDevice(out, kCount);
   ExpectEqual("linear memory", &read[0].x, &values[0].x, kCount * 4);
   CHECK_CUDA(cudaDestroyTextureObject(texture));
+
+  // Programs name more bytes than there are, and leave undefined what does not apply to such
+  // memory.
+  resource.res.linear.sizeInBytes = 3 * kCount * sizeof(float4);
+  cudaTextureDesc careless;
+  std::memset(&careless, 0x7e, sizeof(careless));
+  careless.readMode = cudaReadModeElementType;
+  careless.normalizedCoords = careless.sRGB = careless.seamlessCubemap = 0;
+  careless.disableTrilinearOptimization = 0;
+  cudaTextureObject_t larger = 0;
+  CHECK_CUDA(cudaCreateTextureObject(&larger, &resource, &careless, nullptr));
+  CHECK_CUDA(cudaMemset(out, 0, kCount * sizeof(float4)));
+  ReadLinear<<<(kCount + 127) / 128, 128>>>(larger, out, kCount);
+  const std::vector<float4> again = FromDevice(out, kCount);
+  ExpectEqual("more than there is", &again[0].x, &values[0].x, kCount * 4);
+  CHECK_CUDA(cudaDestroyTextureObject(larger));
   CHECK_CUDA(cudaFree(out));
   CHECK_CUDA(cudaFree(memory));
 }
@@ -229,8 +245,8 @@ void Surfaces() {
   cudaArray_t array = nullptr;
   CHECK_CUDA(cudaMallocArray(&array, &format, kWidth, kHeight, cudaArraySurfaceLoadStore));
   constexpr size_t kRow = kWidth * sizeof(int);
-  CHECK_CUDA(cudaMemcpy2DToArray(array, 0, 0, values.data(), kRow, kRow, kHeight,
-                                 cudaMemcpyHostToDevice));
+  CHECK_CUDA(
+      cudaMemcpy2DToArray(array, 0, 0, values.data(), kRow, kRow, kHeight, cudaMemcpyHostToDevice));
   const cudaResourceDesc resource = ResourceOf(array);
   cudaSurfaceObject_t surface = 0;
   CHECK_CUDA(cudaCreateSurfaceObject(&surface, &resource));
@@ -243,10 +259,10 @@ void Surfaces() {
   // From one array to another, on the card.
   cudaArray_t copy = nullptr;
   CHECK_CUDA(cudaMallocArray(&copy, &format, kWidth, kHeight));
-  CHECK_CUDA(cudaMemcpy2DArrayToArray(copy, 0, 0, array, 0, 0, kRow, kHeight,
-                                      cudaMemcpyDeviceToDevice));
-  CHECK_CUDA(cudaMemcpyFromArray(result.data(), copy, 0, 0, kRow * kHeight,
-                                 cudaMemcpyDeviceToHost));
+  CHECK_CUDA(
+      cudaMemcpy2DArrayToArray(copy, 0, 0, array, 0, 0, kRow, kHeight, cudaMemcpyDeviceToDevice));
+  CHECK_CUDA(
+      cudaMemcpyFromArray(result.data(), copy, 0, 0, kRow * kHeight, cudaMemcpyDeviceToHost));
   ExpectEqual("copied array", result.data(), expected.data(), expected.size());
   CHECK_CUDA(cudaDestroySurfaceObject(surface));
   CHECK_CUDA(cudaFreeArray(array));

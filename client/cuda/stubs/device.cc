@@ -83,11 +83,12 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
   });
 }
 
-CUresult cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
+CUresult cuDeviceGetAttribute(const void* caller, int* pi, CUdevice_attribute attrib,
+                              CUdevice dev) {
   return AtCudaEdge("cuDeviceGetAttribute", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(pi, "pi"));
     RETURN_IF_ERROR(session.devices().Check(dev));
-    *pi = session.devices().Attribute(dev, attrib);
+    *pi = session.devices().Attribute(dev, attrib, caller);
     return absl::OkStatus();
   });
 }
@@ -117,13 +118,14 @@ CUresult cuDeviceGetProperties(CUdevprop* prop, CUdevice dev) {
   });
 }
 
-CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice dev) {
+CUresult cuDeviceComputeCapability(const void* caller, int* major, int* minor, CUdevice dev) {
   return AtCudaEdge("cuDeviceComputeCapability", [&](Session& session) -> absl::Status {
     RETURN_IF_ERROR(NotNull(major, "major"));
     RETURN_IF_ERROR(NotNull(minor, "minor"));
     RETURN_IF_ERROR(session.devices().Check(dev));
-    *major = session.devices().Attribute(dev, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    *minor = session.devices().Attribute(dev, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    const DeviceTable& devices = session.devices();
+    *major = devices.Attribute(dev, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, caller);
+    *minor = devices.Attribute(dev, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, caller);
     return absl::OkStatus();
   });
 }

@@ -40,7 +40,7 @@ def known_differences():
 
 
 def directly(situation):
-    environment = clean_environment(FARGPU_SOFTGPU=f'{DEVICES},capability=13.0')
+    environment = clean_environment(FARGPU_SOFTGPU=DEVICES)
     environment['LD_LIBRARY_PATH'] = str(SOFTGPU)
     return run_command([BATTERY, situation], environment, LIMIT_S)
 

@@ -1,11 +1,11 @@
 #pragma once
 
-namespace fargpu::softgpu {
+namespace fargpu::driver_abi {
 
 // Who asks for a device's capability. NVIDIA's libraries choose kernels by it, and only above all
 // cards that they know do they choose those that exist as PTX; programs compile code for it, and
-// compilers refuse what they do not know. So they are told different ones (DeviceSpec,
-// docs/design/016-two-capabilities.md).
+// compilers refuse what they do not know. So the software device tells them different ones,
+// directly and through the client (docs/design/016-two-capabilities.md).
 enum class Caller { kProgram, kLibrary };
 
 // From the return address of a call. Each of NVIDIA's libraries has its own copy of the runtime, so
@@ -14,4 +14,9 @@ Caller CallerOf(const void* return_address);
 // By the file name of the code that called, for tests.
 Caller CallerOfFile(const char* path);
 
-}  // namespace fargpu::softgpu
+// What the software device tells programs, for FarGPU's worker, which is told what libraries are:
+// as attributes whose numbers no driver of NVIDIA's knows.
+inline constexpr int kProgramCapabilityMajor = 0x46610001;
+inline constexpr int kProgramCapabilityMinor = 0x46610002;
+
+}  // namespace fargpu::driver_abi

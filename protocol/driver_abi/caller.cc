@@ -1,11 +1,11 @@
-#include "softgpu/driver/caller.h"
+#include "protocol/driver_abi/caller.h"
 
 #include <dlfcn.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 
-namespace fargpu::softgpu {
+namespace fargpu::driver_abi {
 
 Caller CallerOfFile(const char* path) {
   absl::string_view name = path == nullptr ? "" : path;
@@ -26,4 +26,4 @@ Caller CallerOf(const void* return_address) {
   return CallerOfFile(info.dli_fname);
 }
 
-}  // namespace fargpu::softgpu
+}  // namespace fargpu::driver_abi
